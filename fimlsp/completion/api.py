@@ -1,0 +1,97 @@
+"""What the LSP layer may ask of completions, and what it is told about them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from fimlsp.document import Completion, NoCompletion, Snapshot, Timings
+
+
+class Trigger(Enum):
+    """Who asked: the person, or the editor while they type."""
+
+    INVOKED = "invoked"
+    AUTOMATIC = "automatic"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionParams:
+    """How suggestions are made. Read anew at every request, so changes apply at once."""
+
+    enabled: bool = True
+    """Offer suggestions at all."""
+    disabled_languages: tuple[str, ...] = ()
+    """LSP language ids that get no suggestions."""
+    max_tokens: int = 64
+    """Tokens per suggestion at most."""
+    max_ms: int = 2000
+    """Time for one suggestion; at the deadline what is there is shown."""
+    multiline: str = "auto"
+    """``auto``, ``never`` or ``always``: whether a suggestion may have several lines. ``auto`` keeps
+    to the line when the cursor is inside one."""
+    max_lines: int = 12
+    """Lines per suggestion at most."""
+
+
+class ServiceState(Enum):
+    """One word for a status bar."""
+
+    LOADING = "loading"
+    READY = "ready"
+    BUSY = "busy"
+    OFF = "off"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """Everything a status bar may want to show."""
+
+    state: ServiceState
+    message: str = ""
+    """One sentence for a person: what is going on, or what is wrong and what to do."""
+    model: str = ""
+    """File name of the target model."""
+    backend: str = ""
+    progress: float = 0.0
+    """Fraction of the model load, 0 to 1."""
+    reason: str = ""
+    """Why the last request gave nothing (a ``Reason`` value), ``""`` if it gave something."""
+    last: Timings = field(default_factory=Timings)
+    """Timings of the last answer."""
+
+
+class CompletionService(Protocol):
+    """Lives on the event loop's thread; nothing here blocks."""
+
+    async def complete(
+        self, snapshot: Snapshot, trigger: Trigger
+    ) -> tuple[Completion, ...] | NoCompletion:
+        """Answer one request.
+
+        A newer request for the same uri supersedes this one: it then returns at once with
+        ``NoCompletion(SUPERSEDED)``. Cancelling the awaiting task frees the engine within one step.
+        Errors of the world are answers (``NoCompletion(FAILED)``), never exceptions.
+        """
+
+    def opened(self, snapshot: Snapshot) -> None:
+        """A document was opened (cursor at 0): its prompt may be warmed."""
+
+    def closed(self, uri: str) -> None:
+        """A document was closed: forget everything about it."""
+
+    def configure(self, params: CompletionParams) -> None:
+        """Use new parameters from the next request on."""
+
+    @property
+    def status(self) -> Status:
+        """The current status."""
+
+    def on_status(self, listener: Callable[[Status], None]) -> None:
+        """Call ``listener`` on the loop's thread whenever the status changes."""
+
+    async def close(self) -> None:
+        """Drop all work; the engine is closed by whoever made it."""

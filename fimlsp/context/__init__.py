@@ -1,0 +1,1 @@
+"""Which text the model sees around the cursor."""

@@ -1,0 +1,1 @@
+"""The in-process engine. Other rooms import :mod:`fimlsp.engine.api` only."""

@@ -1,0 +1,1 @@
+"""LSP: the only room that imports pygls and lsprotocol."""

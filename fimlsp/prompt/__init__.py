@@ -1,0 +1,1 @@
+"""From text to prompt token ids, one template row per model family."""
