@@ -4,6 +4,7 @@
 
     FimlspError
     ├── ConfigError                 a setting has a wrong value or an unknown name
+    ├── UnknownDocumentError        the client speaks of a document that it has not opened
     ├── ModelError
     │   ├── UnknownModelError       neither a catalogue name nor a file
     │   ├── PullError
@@ -16,11 +17,14 @@
     │   │   └── TruncatedGgufError
     │   ├── NoFimTokensError        the vocabulary has no fill-in-the-middle tokens
     │   └── ModelLoadError          the library refused the file; its own words are kept
-    └── EngineError
-        ├── BackendUnavailableError the native library is missing, or another version
-        ├── PromptTooLongError
-        ├── DecodeError             the library failed inside a decode
-        └── EngineClosedError
+    ├── EngineError
+    │   ├── BackendUnavailableError the native library is missing, or another version
+    │   ├── PromptTooLongError
+    │   ├── DecodeError             the library failed inside a decode
+    │   └── EngineClosedError
+    └── BenchError                  a benchmark can't go on
+        ├── TraceError              a trace file holds something that is not a trace
+        └── PeerError               the peer did not start, or answered with an error
 
 A message says what was found, what was expected and what to do. "No suggestion" is not an error:
 see :class:`fimlsp.document.NoCompletion`.
@@ -33,6 +37,10 @@ class FimlspError(Exception):
 
 class ConfigError(FimlspError):
     """A setting has a wrong value or an unknown name; the message holds its full path."""
+
+
+class UnknownDocumentError(FimlspError):
+    """The client speaks of a document that it has not opened, or has closed."""
 
 
 class ModelError(FimlspError):
@@ -68,7 +76,7 @@ class GgufError(ModelError):
 
 
 class NotGgufError(GgufError):
-    """The file does not start with the GGUF magic, or its version is unknown."""
+    """The file has no GGUF magic, an unknown version, or a header that makes no sense."""
 
 
 class TruncatedGgufError(GgufError):
@@ -101,3 +109,15 @@ class DecodeError(EngineError):
 
 class EngineClosedError(EngineError):
     """The engine was closed before or while the request ran."""
+
+
+class BenchError(FimlspError):
+    """A benchmark can't start or can't go on."""
+
+
+class TraceError(BenchError):
+    """A trace file can't be read or holds something that is not a trace."""
+
+
+class PeerError(BenchError):
+    """The server that fimlsp is compared with did not start, or answered with an error."""

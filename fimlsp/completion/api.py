@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Annotated, Protocol
 
 from fimlsp.document import Completion, NoCompletion, Snapshot, Timings
+from fimlsp.fields import Between, OneOf
 
 
 class Trigger(Enum):
@@ -25,14 +26,14 @@ class CompletionParams:
     """Offer suggestions at all."""
     disabled_languages: tuple[str, ...] = ()
     """LSP language ids that get no suggestions."""
-    max_tokens: int = 64
+    max_tokens: Annotated[int, Between(1, 4096)] = 64
     """Tokens per suggestion at most."""
-    max_ms: int = 2000
+    max_ms: Annotated[int, Between(10, 600_000)] = 2000
     """Time for one suggestion; at the deadline what is there is shown."""
-    multiline: str = "auto"
-    """``auto``, ``never`` or ``always``: whether a suggestion may have several lines. ``auto`` keeps
-    to the line when the cursor is inside one."""
-    max_lines: int = 12
+    multiline: Annotated[str, OneOf("auto", "never", "always")] = "auto"
+    """``auto``, ``never`` or ``always``: whether a suggestion may have several lines. ``auto``
+    keeps to the line when the cursor is inside one."""
+    max_lines: Annotated[int, Between(1, 1000)] = 12
     """Lines per suggestion at most."""
 
 
@@ -62,6 +63,9 @@ class Status:
     """Why the last request gave nothing (a ``Reason`` value), ``""`` if it gave something."""
     last: Timings = field(default_factory=Timings)
     """Timings of the last answer."""
+    requests: int = 0
+    """Answers given so far, with or without a suggestion; ``reason`` and ``last`` are the newest's,
+    so a client can tell which answer they belong to."""
 
 
 class CompletionService(Protocol):

@@ -11,7 +11,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Annotated, Protocol
+
+from fimlsp.fields import Between, OneOf
 
 
 class Priority(IntEnum):
@@ -29,17 +31,17 @@ class Priority(IntEnum):
 class EngineParams:
     """How the model is run. ``0`` and ``auto`` mean: found out on this machine."""
 
-    backend: str = "auto"
+    backend: Annotated[str, OneOf("auto", "ik_llama", "llama_cpp")] = "auto"
     """Native library: ``auto``, ``ik_llama`` or ``llama_cpp``."""
-    threads: int = 0
+    threads: Annotated[int, Between(0, 1024)] = 0
     """CPU threads; 0 takes the physical cores."""
-    n_ctx: int = 2048
+    n_ctx: Annotated[int, Between(256, 1_048_576)] = 2048
     """Context of one slot in tokens: prompt window, typed text and answer together."""
-    slots: int = 4
+    slots: Annotated[int, Between(1, 64)] = 4
     """Warm prompts kept at once (documents, and the next prompt of a document)."""
-    n_ubatch: int = 64
+    n_ubatch: Annotated[int, Between(1, 8192)] = 64
     """Prompt tokens per native step; smaller cancels sooner, larger reads faster."""
-    n_gpu_layers: int = -1
+    n_gpu_layers: Annotated[int, Between(-1, 10_000)] = -1
     """Layers on the GPU; -1 is all. Ignored where there is no GPU."""
 
 
@@ -105,8 +107,11 @@ class Ticket(Protocol):
     def future(self) -> Future[Generation]:
         """Resolves exactly once, also after ``cancel`` (with ``Finish.CANCELLED``)."""
 
-    def cancel(self) -> None:
-        """Stop within one native step. Never blocks; harmless when already done."""
+    def cancel(self, *, keep_step: bool = False) -> None:
+        """Stop at once; with ``keep_step`` after the running native step, whose cells then stay.
+
+        Never blocks; harmless when already done.
+        """
 
 
 class Phase(Enum):
@@ -213,6 +218,9 @@ class Engine(Protocol):
 
     def reusable(self, slot: str, prompt: Sequence[int]) -> int:
         """Return how many leading tokens of ``prompt`` need not be evaluated; any thread."""
+
+    def release(self, slot: str) -> None:
+        """Let go of a warm prompt that will not be asked for again; any thread."""
 
     def close(self) -> None:
         """Abort, free all native memory, join the thread; idempotent."""

@@ -1,0 +1,217 @@
+"""Which prompt serves a cursor: the anchored heads of each document, and when to build a new one.
+
+A head is one epoch: header, prefix up to the anchor, suffix. While a person types between the two,
+the epoch stays and only the typed text is appended. A cold place gets a small window that can be
+read within ``window.cold_ms``; the full window is warmed behind it in another slot and takes over
+when it is ready. Knows tokens only by count; evaluates nothing itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fimlsp.context.params import WindowParams
+from fimlsp.context.window import CHARS_PER_TOKEN, Cut, cut_prefix, cut_suffix
+from fimlsp.document import Snapshot
+from fimlsp.engine.api import Engine
+from fimlsp.prompt.builder import Healed, heal
+from fimlsp.prompt.templates import ResolvedTemplate
+
+MAX_TYPED = 600
+"""Characters behind the anchor at most; beyond it the prompt is anchored anew."""
+REANCHOR_TYPED = 160
+"""Characters behind the anchor from which a fresh anchor is warmed in idle time."""
+MIN_PREFIX, MIN_SUFFIX = 32, 8
+"""Tokens of the smallest window."""
+SUFFIX_SHARE = 0.25
+"""Of a cold window, the share that goes to the text right of the cursor."""
+ROOM = 0.7
+"""A full window is first filled to this share, so that its start can stay while text is added."""
+SLOTS_PER_DOCUMENT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """One head and the text it stands for."""
+
+    slot: str
+    prefix: Cut
+    suffix: Cut
+    head: tuple[int, ...]
+    full: bool
+    """The window is as large as it will be at this place."""
+
+    def typed(self, around: Around) -> str | None:
+        """Return the text typed since the anchor, None where this epoch does not fit."""
+        after, suffix = around.after, self.suffix.text
+        if not after.startswith(suffix):
+            return None
+        if self.suffix.whole and not (around.to_end and len(after) == len(suffix)):
+            return None
+        before, prefix = around.before, self.prefix.text
+        if self.prefix.whole:
+            if not (around.from_start and before.startswith(prefix)):
+                return None
+            start = len(prefix)
+        else:
+            found = before.rfind(prefix, max(0, len(before) - len(prefix) - MAX_TYPED))
+            if found < 0:
+                return None
+            start = found + len(prefix)
+        return before[start:] if len(before) - start <= MAX_TYPED else None
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """The text near a cursor, with line feeds as line ends."""
+
+    before: str
+    after: str
+    from_start: bool
+    to_end: bool
+    path: str
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, window: WindowParams) -> Around:
+        """Take as much of ``snapshot`` as the largest window can need."""
+        n_before = window.prefix_tokens * CHARS_PER_TOKEN + MAX_TYPED
+        n_after = window.suffix_tokens * CHARS_PER_TOKEN + MAX_TYPED
+        return cls(
+            before=snapshot.before(n_before),
+            after=snapshot.after(n_after),
+            from_start=snapshot.cursor <= n_before,
+            to_end=len(snapshot.text) - snapshot.cursor <= n_after,
+            path=snapshot.path,
+        )
+
+    def anchor(self) -> int:
+        """Return the start of the cursor's line in ``before``, or a bound inside a huge line."""
+        return max(self.before.rfind("\n") + 1, len(self.before) - MAX_TYPED // 2, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to ask the engine for one cursor."""
+
+    epoch: Epoch
+    typed: str
+    healed: Healed
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        """All token ids to evaluate."""
+        return self.epoch.head + self.healed.tokens
+
+
+class Epochs:
+    """The epochs of all documents for one engine and template. Event loop thread only."""
+
+    def __init__(self, engine: Engine, template: ResolvedTemplate, window: WindowParams) -> None:
+        self._engine = engine
+        self._template = template
+        self._tokenize = engine.vocabulary.tokenize
+        self.window = window
+        self._by_uri: dict[str, list[Epoch]] = {}
+
+    def plan(self, snapshot: Snapshot) -> Plan:
+        """Return the best prompt that can be had within the cold budget."""
+        around = Around.of(snapshot, self.window)
+        epochs = self._by_uri.setdefault(snapshot.uri, [])
+        fitting = [(e, typed) for e in epochs if (typed := e.typed(around)) is not None]
+        warm = [(e, typed) for e, typed in fitting if self._missing(e) <= 1]
+        if warm:
+            epoch, typed = max(warm, key=lambda pair: (len(pair[0].head), -len(pair[1])))
+        else:
+            epoch = self._affordable(snapshot.uri, around, epochs)
+            typed = around.before[around.anchor() :]
+            self._remember(snapshot.uri, epoch)
+        return Plan(epoch, typed, heal(typed, self._engine.vocabulary))
+
+    def better(self, snapshot: Snapshot, plan: Plan) -> Epoch | None:
+        """Return the epoch worth warming in idle time after ``plan`` was answered, if any."""
+        if plan.epoch.full and len(plan.typed) < REANCHOR_TYPED:
+            return None
+        around = Around.of(snapshot, self.window)
+        epoch = self._full(snapshot.uri, around, self._by_uri.get(snapshot.uri, []), plan.epoch)
+        if epoch.head == plan.epoch.head:
+            return None
+        self._remember(snapshot.uri, epoch)
+        return epoch
+
+    def forget(self, uri: str) -> None:
+        """Drop the epochs of a closed document."""
+        for epoch in self._by_uri.pop(uri, []):
+            self._engine.release(epoch.slot)
+
+    def _missing(self, epoch: Epoch) -> int:
+        return len(epoch.head) - self._engine.reusable(epoch.slot, epoch.head)
+
+    def _remember(self, uri: str, epoch: Epoch) -> None:
+        """Keep one epoch per slot, the newest last."""
+        kept = [e for e in self._by_uri.get(uri, []) if e.slot != epoch.slot]
+        self._by_uri[uri] = [*kept[-(SLOTS_PER_DOCUMENT - 1) :], epoch]
+
+    def _slot(self, uri: str, epochs: list[Epoch], serving: Epoch | None) -> str:
+        """Name the document's slot that does not hold ``serving`` (else: not the newest)."""
+        busy = serving or (epochs[-1] if epochs else None)
+        first, second = f"{uri}#0", f"{uri}#1"
+        return second if busy is not None and busy.slot == first else first
+
+    def _affordable(self, uri: str, around: Around, epochs: list[Epoch]) -> Epoch:
+        budget = int(self._engine.speed.prefill_tok_s * self.window.cold_ms / 1e3)
+        full = self._full(uri, around, epochs, None)
+        spent = self._missing(full)
+        if spent <= budget:
+            return full
+        slot = full.slot
+        suffix_budget = self.window.suffix_tokens
+        while suffix_budget > MIN_SUFFIX:  # a warm prefix with less of the suffix
+            suffix_budget //= 2
+            epoch = self._epoch(slot, around, full.prefix, suffix_budget, full=False)
+            if self._missing(epoch) <= budget:
+                return epoch
+        header = len(full.head) - len(full.prefix.tokens) - len(full.suffix.tokens)
+        room = budget - header
+        n_suffix = min(max(MIN_SUFFIX, int(room * SUFFIX_SHARE)), self.window.suffix_tokens)
+        n_prefix = min(max(MIN_PREFIX, room - n_suffix), self.window.prefix_tokens)
+        prefix = self._prefix(around, n_prefix)
+        return self._epoch(slot, around, prefix, n_suffix, full=False)
+
+    def _full(self, uri: str, around: Around, epochs: list[Epoch], serving: Epoch | None) -> Epoch:
+        slot = self._slot(uri, epochs, serving)
+        prefix = self._stable_prefix(around, epochs)
+        return self._epoch(slot, around, prefix, self.window.suffix_tokens, full=True)
+
+    def _stable_prefix(self, around: Around, epochs: list[Epoch]) -> Cut:
+        """Keep the start of an earlier full window while it fits, so that its cells stay warm."""
+        text = around.before[: around.anchor()]
+        for epoch in reversed(epochs):
+            old = epoch.prefix.text
+            if epoch.prefix.whole or not epoch.full:
+                continue
+            start = text.rfind(old[: min(len(old), 200)])
+            if start >= 0:
+                tokens = self._tokenize(text[start:].encode("utf-8", "replace"))
+                if len(tokens) <= self.window.prefix_tokens:
+                    return Cut(text[start:], tuple(tokens), False)
+        cut = self._prefix(around, self.window.prefix_tokens)
+        if cut.whole:
+            return cut
+        return self._prefix(around, int(self.window.prefix_tokens * ROOM))
+
+    def _prefix(self, around: Around, budget: int) -> Cut:
+        text = around.before[: around.anchor()]
+        return cut_prefix(text, budget, self._tokenize, from_start=around.from_start)
+
+    def _epoch(
+        self, slot: str, around: Around, prefix: Cut, suffix_budget: int, *, full: bool
+    ) -> Epoch:
+        suffix = cut_suffix(around.after, suffix_budget, self._tokenize, to_end=around.to_end)
+        head = self._template.render(
+            repo=None,
+            path=around.path,
+            prefix=prefix.tokens,
+            suffix=suffix.tokens,
+            tokenize=self._tokenize,
+        )
+        return Epoch(slot, prefix, suffix, head, full or (prefix.whole and suffix.whole))

@@ -1,0 +1,45 @@
+"""Token healing: generation that must begin with given bytes.
+
+The prompt ends at a token boundary left of the cursor; the bytes from there to the cursor are not
+evaluated as tokens but imposed as a constraint, so the model may choose tokens that reach across
+the cursor. At each step the allowed tokens are those that start with what remains of the
+constraint, and those that are a proper prefix of it ("character prefix conditioning").
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fimlsp.engine.native.seam import Tokens
+from fimlsp.engine.vocabulary import ModelVocabulary
+
+
+class Constraint:
+    """What is left of the imposed bytes. One per request, engine thread only."""
+
+    def __init__(self, vocabulary: ModelVocabulary, must_start_with: bytes) -> None:
+        self._vocabulary = vocabulary
+        self._left = must_start_with
+
+    @property
+    def active(self) -> bool:
+        """Tell whether bytes remain to be imposed."""
+        return bool(self._left)
+
+    def allowed(self) -> Tokens:
+        """Return the token ids that may come next; never empty while active.
+
+        Every byte is a token of its own in byte-level vocabularies; where one is not, the caller
+        gets an empty array and must end the request.
+        """
+        longer = self._vocabulary.starting_with(self._left)
+        shorter = self._vocabulary.proper_prefixes(self._left)
+        if not shorter:
+            return longer
+        return np.concatenate([longer, np.array(shorter, dtype=np.int32)])
+
+    def advance(self, token: int) -> None:
+        """Take the bytes of an emitted token off the constraint."""
+        piece = self._vocabulary.token_bytes(token)
+        assert piece.startswith(self._left) or self._left.startswith(piece), (piece, self._left)
+        self._left = self._left[len(piece) :]

@@ -1,0 +1,155 @@
+"""Pieces of ctypes that both native libraries need: abort flag, log capture, batch, vocabulary."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from fimlsp.engine.native.seam import Logits, Tokens
+
+_WARN, _ERROR = 3, 4  # ggml_log_level
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL("ucrtbase" if sys.platform == "win32" else None)
+
+
+class AbortFlag:
+    """A flag that native code polls inside a decode, settable from any thread.
+
+    The callback handed to the library is libc's ``strlen`` over a two-byte buffer: it returns 0 or
+    1 without entering Python. A Python callback would take the interpreter lock at every graph
+    node, up to the 5 ms switch interval each.
+    """
+
+    def __init__(self) -> None:
+        self._bytes = (ctypes.c_ubyte * 2)(0, 0)
+        self._libc = _libc()
+        self.address = ctypes.addressof(self._bytes)
+
+    def callback(self, prototype: Any) -> Any:
+        """Return the native poll function cast to ``prototype``; keep the flag alive with it."""
+        return ctypes.cast(self._libc.strlen, prototype)
+
+    def set(self) -> None:
+        """Ask the running decode to stop."""
+        self._bytes[0] = 1
+
+    def clear(self) -> None:
+        """Let decodes run."""
+        self._bytes[0] = 0
+
+    def is_set(self) -> bool:
+        """Tell whether the running decode should stop."""
+        return bool(self._bytes[0])
+
+
+class NativeLog:
+    """Collects the library's warnings and errors while a model loads.
+
+    They are the only description of a failed load. ``silence`` afterwards installs a native no-op,
+    so that no log line of a decode enters Python.
+    """
+
+    def __init__(self, log_set: Any, prototype: Any) -> None:
+        self._lines: deque[str] = deque(maxlen=40)
+        self._log_set = log_set
+
+        def collect(level: int, text: bytes | None, _data: Any) -> None:
+            if level in (_WARN, _ERROR) and text:
+                self._lines.append(text.decode("utf-8", "replace").strip())
+
+        self._collect = prototype(collect)
+        self._noop = ctypes.cast(_libc().abs, prototype)
+
+    def capture(self) -> None:
+        """Start collecting."""
+        self._lines.clear()
+        self._log_set(self._collect, None)
+
+    def silence(self) -> None:
+        """Drop everything from now on, natively."""
+        self._log_set(self._noop, None)
+
+    def text(self) -> str:
+        """Return the collected lines, the last ones last."""
+        return "; ".join(line for line in self._lines if line) or "it gave no reason"
+
+
+class Batch:
+    """A native batch filled by numpy slices instead of one ctypes write per member."""
+
+    def __init__(self, init: Any, free: Any, capacity: int) -> None:
+        self.capacity = capacity
+        self._free = free
+        self.native = init(capacity, 0, 1)
+        shape = (capacity,)
+        self._token = np.ctypeslib.as_array(self.native.token, shape)
+        self._pos = np.ctypeslib.as_array(self.native.pos, shape)
+        self._n_seq_id = np.ctypeslib.as_array(self.native.n_seq_id, shape)
+        self._logits = np.ctypeslib.as_array(self.native.logits, shape)
+        self._n_seq_id[:] = 1  # all members come uninitialised
+        self._seq: int | None = None
+
+    def fill(self, tokens: Tokens, pos: int, seq: int, n_logits: int) -> Any:
+        """Return the native batch holding ``tokens`` of one sequence, logits for the last rows."""
+        n = len(tokens)
+        assert 1 <= n <= self.capacity, (n, self.capacity)
+        assert 0 <= n_logits <= n, (n_logits, n)
+        self._token[:n] = tokens
+        self._pos[:n] = np.arange(pos, pos + n, dtype=np.int32)
+        if seq != self._seq:
+            for i in range(self.capacity):
+                self.native.seq_id[i][0] = seq
+            self._seq = seq
+        self._logits[:n] = 0
+        self._logits[n - n_logits : n] = 1
+        self.native.n_tokens = n
+        return self.native
+
+    def close(self) -> None:
+        """Free the native arrays."""
+        self._free(self.native)
+
+
+def logits_rows(get_ith: Any, ctx: Any, n_tokens: int, n_logits: int, n_vocab: int) -> Logits:
+    """Return the last ``n_logits`` rows ``[n_logits, n_vocab]`` of a decode without copying."""
+    if n_logits == 0:
+        return np.empty((0, n_vocab), dtype=np.float32)
+    rows = [get_ith(ctx, i) for i in range(n_tokens - n_logits, n_tokens)]
+    first = ctypes.addressof(rows[0].contents)
+    stride = n_vocab * ctypes.sizeof(ctypes.c_float)
+    in_order = all(
+        ctypes.addressof(row.contents) == first + k * stride for k, row in enumerate(rows)
+    )
+    if in_order:
+        return np.ctypeslib.as_array(rows[0], (n_logits, n_vocab))
+    return np.stack([np.ctypeslib.as_array(row, (n_vocab,)) for row in rows])
+
+
+def tokenize(function: Any, handle: Any, text: bytes, *, special: bool) -> list[int]:
+    """Call ``llama_tokenize`` with a buffer that surely suffices."""
+    if not text:
+        return []
+    capacity = len(text) + 8
+    while True:
+        buffer = (ctypes.c_int32 * capacity)()
+        n = function(handle, text, len(text), buffer, capacity, False, special)
+        if n >= 0:
+            return buffer[:n]
+        capacity = -n
+
+
+def piece(function: Any, handle: Any, token: int) -> bytes:
+    """Call ``llama_token_to_piece`` without rendering control tokens."""
+    capacity = 64
+    while True:
+        buffer = ctypes.create_string_buffer(capacity)
+        n = function(handle, token, buffer, capacity, 0, False)
+        if n >= 0:
+            return buffer.raw[:n]
+        capacity = -n

@@ -1,0 +1,122 @@
+"""The seam: what the engine asks of a native library, whichever it is.
+
+Cells are counted from the start of a slot; a cell's index is its token's position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Logits = npt.NDArray[np.float32]
+Tokens = npt.NDArray[np.int32]
+
+
+class AbortedError(Exception):
+    """A decode was aborted by its flag; the slot is as it was before the decode."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotParams:
+    """Sizes fixed for the life of a model's slots."""
+
+    n_slots: int
+    n_ctx: int
+    """Cells per slot."""
+    n_ubatch: int
+    """Tokens of one decode at most."""
+    threads: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadParams:
+    """How weights are placed."""
+
+    path: Path
+    n_gpu_layers: int = -1
+    vocab_only: bool = False
+
+
+class NativeSlots(Protocol):
+    """The warm prompts of one model. Owned by one thread."""
+
+    def decode(self, slot: int, tokens: Tokens, pos: int, n_logits: int) -> Logits:
+        """Evaluate ``tokens`` at positions ``pos, pos+1, ...`` of ``slot``.
+
+        Args:
+            slot: Slot index.
+            tokens: ``[n]`` int32, ``1 <= n <= n_ubatch``.
+            pos: Number of cells in the slot; evaluation starts there.
+            n_logits: Rows wanted, counted from the end; 0 <= n_logits <= n.
+
+        Returns:
+            ``[n_logits, n_vocab]`` float32, a view that is valid until the next decode.
+
+        Raises:
+            AbortedError: the abort flag was set; no cell of this call remains.
+            DecodeError: the library failed; no cell of this call remains.
+        """
+
+    def truncate(self, slot: int, n_cells: int) -> None:
+        """Forget the cells of ``slot`` from index ``n_cells`` on."""
+
+    def copy(self, source: int, target: int, n_cells: int) -> None:
+        """Make ``target`` hold exactly the first ``n_cells`` cells of ``source``."""
+
+    def n_cells(self, slot: int) -> int:
+        """Return how many cells the library itself counts in ``slot``."""
+
+    def close(self) -> None:
+        """Free all native memory of the slots."""
+
+
+class NativeModel(Protocol):
+    """A loaded model. Tokenisation may be called from any thread, the rest from one."""
+
+    backend: str
+    description: str
+    n_vocab: int
+    n_ctx_train: int
+    size_bytes: int
+    bos: int | None
+    """Id to put first, None where the model wants none."""
+
+    def tokenize(self, text: bytes, *, special: bool) -> list[int]:
+        """Return token ids; ``special`` lets control-token spellings become control tokens."""
+
+    def piece(self, token: int) -> bytes:
+        """Return the bytes of a token, ``b""`` for a control token."""
+
+    def is_eog(self, token: int) -> bool:
+        """Tell whether the library counts ``token`` as end of generation."""
+
+    def open_slots(self, params: SlotParams, abort: AbortFlagLike) -> NativeSlots:
+        """Allocate slots; raises ModelLoadError when memory does not suffice."""
+
+    def close(self) -> None:
+        """Free the weights; slots must be closed before."""
+
+
+class AbortFlagLike(Protocol):
+    """A byte that native code polls; see :class:`fimlsp.engine.native.parts.AbortFlag`."""
+
+    address: int
+
+    def is_set(self) -> bool:
+        """Tell whether the running decode should stop."""
+
+
+LoadModel = Callable[[LoadParams, Callable[[float], bool]], NativeModel]
+"""``load(params, progress)``: read a model, calling ``progress`` with 0..1 on the same thread.
+
+``progress`` returns False to give up; the load then ends with a ModelLoadError.
+
+Raises:
+    ModelLoadError: the library refused; its own words are in the message.
+    BackendUnavailableError: the library is missing or not the pinned version.
+"""

@@ -1,0 +1,207 @@
+"""The doctor: what it says of this machine, and that no crash of native code is its own."""
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+from rich.console import Console
+
+from fimlsp import doctor
+from fimlsp.doctor import Check, complete_in_child, parse_cpuinfo, render, run_doctor, usable
+from fimlsp.document import Timings
+from fimlsp.errors import EngineError
+from fimlsp.models.params import ModelsParams
+
+WORKS = {"backend": "x", "version": "1", "system_info": "AVX2 = 1 | AMX = 0 |", "gpu_devices": []}
+SIGILL = {"error": "", "returncode": -4}
+PYTHON_CODE = (sys.executable, "-c")
+
+Probe = Callable[[str], Mapping[str, Any]]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> ModelsParams:
+    """Settings that name a GGUF file with nothing but a header."""
+    path = tmp_path / "tiny.gguf"
+    writer = gguf.GGUFWriter(path, "qwen2")
+    writer.add_name("Tiny")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return ModelsParams(target=str(path), dir=str(tmp_path))
+
+
+@pytest.fixture
+def both_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_version_of", lambda _package: "1.0")
+
+
+def completes() -> Timings:
+    return Timings(prompt_tokens=251, prefill_ms=840.4, tokens=12, decode_ms=310.0)
+
+
+def examine(
+    model: ModelsParams,
+    probe: Probe = lambda _name: WORKS,
+    complete: Callable[[], Timings] = completes,
+    problems: tuple[str, ...] = (),
+) -> dict[str, Check]:
+    checks = run_doctor(probe=probe, models=model, config_problems=problems, complete=complete)
+    return {check.name: check for check in checks}
+
+
+def rendered(checks: list[Check]) -> str:
+    console = Console(width=300, force_terminal=False)
+    with console.capture() as capture:
+        render(checks, console)
+    return capture.get()
+
+
+@pytest.mark.usefixtures("both_installed")
+class TestReport:
+    def test_a_healthy_machine_is_usable_and_tells_the_timings(self, model: ModelsParams) -> None:
+        checks = examine(model)
+        assert usable(list(checks.values()))
+        found = checks["completion"].detail
+        assert found == "251 prompt tokens in 840 ms, 12 tokens in 310 ms"
+        assert checks["target model"].detail.startswith("Tiny, ")
+        assert checks["ik_llama"].detail == "ik-llama-cpp-python 1.0, built with AVX2"
+
+    def test_it_tells_what_was_asked_for(self, model: ModelsParams) -> None:
+        names = set(examine(model))
+        assert names >= {"fimlsp", "python", "system", "cpu", "memory", "gpu", "models here"}
+        assert names >= {"ik_llama", "llama_cpp", "target model", "completion"}
+
+    def test_one_library_dying_is_a_note_while_the_other_works(self, model: ModelsParams) -> None:
+        checks = examine(model, lambda name: SIGILL if name == "llama_cpp" else WORKS)
+        assert usable(list(checks.values()))
+        dead = checks["llama_cpp"]
+        assert dead.ok is None
+        assert "illegal instruction (SIGILL)" in dead.detail
+        assert "-DGGML_NATIVE=OFF" in dead.advice
+
+    def test_no_library_working_fails_and_tries_no_completion(self, model: ModelsParams) -> None:
+        def explode() -> Timings:
+            raise AssertionError("no completion may be tried")
+
+        checks = examine(model, lambda _name: SIGILL, explode)
+        assert checks["ik_llama"].ok is False
+        assert checks["llama_cpp"].ok is False
+        assert checks["completion"].detail == "not tried: see ik_llama, llama_cpp"
+
+    def test_a_library_that_raises_is_quoted(self, model: ModelsParams) -> None:
+        broken = {"error": "ImportError: libgomp.so.1: no such file", "returncode": 1}
+        detail = examine(model, lambda _name: broken)["ik_llama"].detail
+        assert detail.endswith("does not start: ImportError: libgomp.so.1: no such file")
+
+    def test_a_missing_target_fails_and_says_how_to_get_it(self, tmp_path: Path) -> None:
+        checks = examine(ModelsParams(target="qwen2.5-coder-0.5b", dir=str(tmp_path)))
+        assert checks["target model"].ok is False
+        assert "fimlsp models pull qwen2.5-coder-0.5b" in checks["target model"].detail
+        assert not usable(list(checks.values()))
+
+    def test_a_missing_draft_is_only_a_note(self, model: ModelsParams) -> None:
+        params = ModelsParams(target=model.target, draft="nowhere.gguf", dir=model.dir)
+        checks = examine(params)
+        assert checks["draft model"].ok is None
+        assert usable(list(checks.values()))
+
+    def test_gpus_of_any_library_are_listed_with_their_memory(self, model: ModelsParams) -> None:
+        device = {"name": "CUDA0", "memory_total": 12 << 30, "memory_free": 9 << 30}
+        gpu = examine(model, lambda _name: {**WORKS, "gpu_devices": [device]})["gpu"]
+        assert gpu.ok is True
+        assert gpu.detail.startswith("CUDA0, 9.0 GiB free of 12.0 GiB")
+
+    def test_settings_problems_are_shown_and_do_not_fail(self, model: ModelsParams) -> None:
+        checks = examine(model, problems=("engine.threads: found 'x', expected a number",))
+        assert "engine.threads" in checks["settings"].detail
+        assert usable(list(checks.values()))
+
+    def test_a_failed_completion_fails_with_its_reason(self, model: ModelsParams) -> None:
+        def fails() -> Timings:
+            raise EngineError("the model refused [it]")
+
+        completion = examine(model, complete=fails)["completion"]
+        assert completion.ok is False
+        assert completion.detail == "the model refused [it]"
+
+
+def test_no_library_at_all_fails_with_the_command_that_installs_one(
+    model: ModelsParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_version_of", lambda _package: "")
+    engine = examine(model)["engine"]
+    assert engine.ok is False
+    assert "pip install ik-llama-cpp-python" in engine.advice
+
+
+def test_the_verdict_is_the_last_line_and_names_the_reason() -> None:
+    good = Check(name="cpu", ok=None, detail="something")
+    bad = Check(name="engine", ok=False, detail="found [nothing]", advice="get one")
+    assert rendered([good]).splitlines()[-1] == "fimlsp can be used on this machine."
+    report = rendered([good, bad]).splitlines()
+    assert report[-1] == "fimlsp can't be used yet. engine: found [nothing]"
+    assert any(line.strip() == "get one" for line in report)
+
+
+def test_the_report_is_plain_ascii_so_that_every_console_can_print_it() -> None:
+    checks = [Check(name="a", ok=ok, detail="d", advice="e") for ok in (True, False, None)]
+    assert rendered(checks).isascii()
+
+
+class TestChild:
+    def test_timings_are_read_and_other_keys_ignored(self) -> None:
+        code = """print('{"text": "x", "prompt_tokens": 3, "decode_ms": 1.5}')"""
+        timings = complete_in_child([code], program=PYTHON_CODE)
+        assert timings == Timings(prompt_tokens=3, decode_ms=1.5)
+
+    @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+    def test_a_crash_is_an_error_that_names_the_signal(self) -> None:
+        code = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
+        with pytest.raises(EngineError, match=r"illegal instruction \(SIGILL\)"):
+            complete_in_child([code], program=PYTHON_CODE)
+
+    def test_an_error_of_the_program_is_passed_on_in_its_own_words(self) -> None:
+        with pytest.raises(EngineError, match=r"^no such model$"):
+            complete_in_child(["raise SystemExit('no such model')"], program=PYTHON_CODE)
+
+    def test_of_a_traceback_only_the_error_is_shown(self) -> None:
+        with pytest.raises(EngineError, match=r"^ZeroDivisionError: division by zero$"):
+            complete_in_child(["1 / 0"], program=PYTHON_CODE)
+
+    def test_an_answer_that_is_not_json_is_quoted(self) -> None:
+        with pytest.raises(EngineError, match="found 'hello"):
+            complete_in_child(["print('hello')"], program=PYTHON_CODE)
+
+    def test_a_program_that_never_ends_is_stopped(self) -> None:
+        code = "import threading; threading.Event().wait()"
+        with pytest.raises(EngineError, match=r"no completion within 0\.2 s"):
+            complete_in_child([code], program=PYTHON_CODE, timeout_s=0.2)
+
+
+@pytest.mark.parametrize(
+    ("text", "model", "flags"),
+    [
+        (
+            "processor\t: 0\nmodel name\t: Xeon: 2\nflags\t\t: sse2 avx2\n\nmodel name\t: other\n",
+            "Xeon: 2",
+            {"sse2", "avx2"},
+        ),
+        ("CPU implementer\t: 0x41\nFeatures\t: fp asimd\n", None, {"fp", "asimd"}),
+        ("", None, set()),
+    ],
+)
+def test_cpuinfo_of_x86_arm_and_strangers(text: str, model: str | None, flags: set[str]) -> None:
+    found_model, found_flags = parse_cpuinfo(text)
+    assert found_flags == flags
+    assert model is None or found_model == model
+
+
+def test_an_x86_cpu_without_avx2_is_told_how_to_build() -> None:
+    check = doctor._check_cpu("Old", frozenset({"sse2"}))
+    assert check.ok is None
+    assert "-DGGML_NATIVE=ON" in check.advice
