@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-if TYPE_CHECKING:
-    from fimlsp.lsp.server import FimlspServer
+from pygls.lsp.server import LanguageServer
+
+from fimlsp.lsp.status import StatusReporter
 
 STATUS: Final = "fimlsp.status"
+"""Returns what ``fimlsp/status`` last said."""
 
 
-def register(server: FimlspServer) -> None:
+def register(server: LanguageServer, reporter: StatusReporter) -> None:
     """Add all commands to ``server``."""
-    server.command(STATUS)(_status)
 
-
-def _status(ls: FimlspServer) -> dict[str, Any]:
-    """Return what ``fimlsp/status`` last said."""
-    return ls.status.payload
+    @server.command(STATUS)
+    def status() -> dict[str, Any]:
+        return reporter.payload

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -76,7 +77,12 @@ class InlineCompletions:
 
     async def answer(self, job: InlineJob) -> types.InlineCompletionList | None:
         """Return the answer in the client's terms; never one for an older text."""
-        answer = self._refusal(job) or await self._ask(job)
+        try:
+            answer = self._refusal(job) or await self._ask(job)
+        except asyncio.CancelledError:
+            # The protocol has answered already; whoever reads the log wants to know why.
+            log.info("%s", _summary(job, NoCompletion(reason=Reason.CANCELLED)))
+            raise
         if job.snapshot and not self._documents.is_current(job.snapshot):
             answer = NoCompletion(reason=Reason.STALE, detail="the document changed meanwhile")
         log.info("%s", _summary(job, answer))

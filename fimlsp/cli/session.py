@@ -1,0 +1,64 @@
+"""Building an engine, and one completion without an editor."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+from fimlsp.completion.api import ServiceState, Status, Trigger
+from fimlsp.completion.service import Completions
+from fimlsp.config import Config
+from fimlsp.document import Completion, NoCompletion, Snapshot
+from fimlsp.engine.api import Engine
+from fimlsp.engine.worker import InProcessEngine
+from fimlsp.errors import EngineError
+from fimlsp.models.catalog import resolve
+from fimlsp.models.fim import require_fim
+from fimlsp.models.gguf import read_gguf
+
+UNHURRIED_MS = 60_000
+"""A single completion has no earlier one to be warm from, so it may read its whole window."""
+
+
+def open_engine(config: Config) -> Engine:
+    """Check the target's file and start loading it in the background.
+
+    Raises:
+        ModelError: no such model, or its file can't be used for infilling.
+    """
+    path = resolve(config.models.target, config.models)
+    require_fim(read_gguf(path).fim, path)
+    return InProcessEngine(path, config.engine)
+
+
+async def complete_once(
+    config: Config, snapshot: Snapshot, on_progress: Callable[[float], None]
+) -> tuple[Completion, ...] | NoCompletion:
+    """Load the model, answer one request as the server would, and free everything.
+
+    Raises:
+        FimlspError: the model can't be had, loaded or run.
+    """
+    window = replace(config.window, cold_ms=UNHURRIED_MS)
+    params = replace(config.completion, max_ms=max(UNHURRIED_MS, config.completion.max_ms))
+    service = Completions(params, window)
+    ready: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
+
+    def follow(status: Status) -> None:
+        if status.state is ServiceState.LOADING:
+            on_progress(status.progress)
+        elif not ready.done():
+            ready.set_result(status)
+
+    service.on_status(follow)
+    engine = open_engine(config)
+    try:
+        service.use_engine(engine)
+        status = await ready
+        if status.state is ServiceState.ERROR:
+            raise EngineError(status.message)
+        return await service.complete(snapshot, Trigger.INVOKED)
+    finally:
+        await service.close()
+        engine.close()

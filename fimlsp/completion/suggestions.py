@@ -1,0 +1,71 @@
+"""What has been suggested, as values: valid while the person types along.
+
+A suggestion is remembered with the text around its cursor. A later snapshot that differs only by
+the beginning of the suggestion having been typed gets the rest from memory, across lines too,
+without the model. Plain text comparison near the cursor; nothing is hashed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from fimlsp.document import Completion, Snapshot, Timings
+
+NEAR = 2048
+"""Characters on each side of the cursor that must be unchanged."""
+KEPT = 16
+"""Suggestions remembered per document."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    before: str
+    after: str
+    completion: Completion
+
+    def rest(self, before: str, after: str, longest: int) -> str | None:
+        """Return what is left after the typed part, None where the texts do not agree."""
+        if after[:NEAR] != self.after:
+            return None
+        text = self.completion.text
+        for typed in range(min(len(text), longest) + 1):
+            if (
+                before.endswith(text[:typed])
+                and before[: len(before) - typed][-NEAR:] == self.before
+            ):
+                return text[typed:]
+        return None
+
+
+class Suggestions:
+    """The last suggestions of every open document. Event loop thread only."""
+
+    def __init__(self) -> None:
+        self._by_uri: dict[str, list[_Shown]] = {}
+
+    def remember(self, snapshot: Snapshot, completion: Completion) -> None:
+        """Keep what is shown for ``snapshot``."""
+        shown = _Shown(snapshot.before(NEAR), snapshot.after(NEAR), completion)
+        others = [
+            s
+            for s in self._by_uri.get(snapshot.uri, [])
+            if (s.before, s.after) != (shown.before, shown.after)
+        ]
+        self._by_uri[snapshot.uri] = [*others[-(KEPT - 1) :], shown]
+
+    def find(self, snapshot: Snapshot) -> Completion | None:
+        """Return the rest of a remembered suggestion that is still right, the newest first."""
+        remembered = self._by_uri.get(snapshot.uri)
+        if not remembered:
+            return None
+        longest = max(len(shown.completion.text) for shown in remembered)
+        before, after = snapshot.before(NEAR + longest), snapshot.after(NEAR)
+        for shown in reversed(remembered):
+            rest = shown.rest(before, after, longest)
+            if rest:
+                return replace(shown.completion, text=rest, timings=Timings())
+        return None
+
+    def forget(self, uri: str) -> None:
+        """Drop everything about a closed document."""
+        self._by_uri.pop(uri, None)
