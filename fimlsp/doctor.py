@@ -105,6 +105,9 @@ def usable(checks: Sequence[Check]) -> bool:
 def render(checks: Sequence[Check], console: Console) -> None:
     """Print the report; its last line is the verdict."""
     table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column()
+    table.add_column()
+    table.add_column(overflow="fold")  # a path that is cut short is of no use
     for check in checks:
         mark = {True: "[green]ok[/]", False: "[bold red]FAIL[/]", None: ""}[check.ok]
         if check.ok is None and check.advice:
@@ -143,7 +146,7 @@ def complete_in_child(
     except subprocess.TimeoutExpired:
         raise EngineError(f"no completion within {timeout_s:g} s") from None
     if done.returncode != 0:
-        words = done.stderr.decode("utf-8", "replace").strip()
+        words = done.stderr.decode("utf-8", "replace").strip().removeprefix("fimlsp: ")
         if words.startswith("Traceback"):
             words = words.splitlines()[-1]
         raise EngineError(words if done.returncode == 1 and words else _death(done.returncode))
@@ -152,6 +155,8 @@ def complete_in_child(
     except ValueError:
         found = done.stdout[:200].decode("utf-8", "replace")
         raise EngineError(f"expected a completion as JSON, found {found!r}") from None
+    if answer.get("reason"):
+        raise EngineError(f"no suggestion came ({answer['reason']})")
     known = {field.name for field in fields(Timings)}
     return Timings(**{key: value for key, value in answer.items() if key in known})
 

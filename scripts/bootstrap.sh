@@ -67,7 +67,7 @@ need_room() {
 find_uv() {
   local home="$CACHE/tools/uv-$UV_VERSION"
   UV="$home/bin/uv"
-  "$UV" --version >/dev/null 2>&1 && return
+  "$UV" --version >/dev/null 2>&1 && python_version "$home/bin/python" >/dev/null 2>&1 && return
   "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null ||
     fail "$PYTHON can't make virtual environments (no venv or no ensurepip module)." \
       "Debian and Ubuntu: apt install python3-venv"
@@ -78,25 +78,32 @@ find_uv() {
       "Is there a network? Behind a proxy set HTTPS_PROXY, with a mirror PIP_INDEX_URL and UV_INDEX_URL."
 }
 
-# in_environment FOLDER: make the environment unless a working one with a right Python is there.
+# make_environment FOLDER: make the virtual environment unless a good one with a right Python is there.
 make_environment() {
-  local version
-  if version=$(python_version "$1/bin/python" 2>/dev/null); then
-    return
-  fi
+  python_version "$1/bin/python" >/dev/null 2>&1 && return
   "$UV" venv --quiet --clear --python "$PYTHON" "$1" ||
     fail "could not make a virtual environment in $1; see above."
 }
 
-# install_into FOLDER ARGUMENT...: uv pip install, with cmake building on all cores where it builds.
+# install_into FOLDER ARGUMENT...: uv pip install from wheels alone. A package without one is an
+# error at once and not a build of ten minutes.
 install_into() {
   local folder=$1
   shift
-  CMAKE_BUILD_PARALLEL_LEVEL="${CMAKE_BUILD_PARALLEL_LEVEL:-$(getconf _NPROCESSORS_ONLN)}" \
-    "$UV" pip install --python "$folder/bin/python" "$@" ||
+  "$UV" pip install --python "$folder/bin/python" --only-binary :all: "$@" ||
     fail "installing the packages failed; uv's own words are above." \
-      "No network: try again when there is one, what has arrived is kept." \
-      "A failed build: it needs a C++ compiler and cmake (Debian and Ubuntu: apt install g++ cmake)."
+      "No network: run $0 again when there is one; what has arrived is kept."
+}
+
+# install_llama_cpp FOLDER ARGUMENT...: fimlsp with llama-cpp-python, which has no wheel and is
+# compiled unless that was done before. It comes first: a failed build should fail early.
+install_llama_cpp() {
+  local folder=$1 wheel
+  shift
+  wheel=$("${UV%/uv}/python" scripts/native_wheel.py "$CACHE") ||
+    fail "compiling llama-cpp-python failed; its own words are above." \
+      "It needs a C++ compiler and cmake (Debian and Ubuntu: apt install g++ cmake)."
+  install_into "$folder" "$wheel" --editable '.[llama-cpp]' "$@"
 }
 
 has_module() { "$1/bin/python" -c "import importlib.util as u, sys; sys.exit(u.find_spec('$2') is None)"; }

@@ -21,11 +21,57 @@ from fimlsp.engine.api import (
     Generation,
     ModelInfo,
     Phase,
+    Priority,
     Request,
     Speed,
 )
+from fimlsp.errors import EngineError, FimlspError, PromptTooLongError
+
+MIN_COPY = 16
+"""Fewer warm tokens are not worth copying from another slot."""
 
 Answer = tuple[Completion, ...] | NoCompletion
+URI = "file:///project/a.py"
+Script = Callable[[Snapshot, Trigger], Awaitable[Answer]]
+
+
+def snapshot_at(
+    marked: str, *, uri: str = URI, language_id: str = "python", path: str = "a.py"
+) -> Snapshot:
+    """Return the document with the cursor where ``marked`` has its ``‸``."""
+    before, after = marked.split("‸")
+    return Snapshot(
+        uri=uri,
+        version=1,
+        language_id=language_id,
+        path=path,
+        text=before + after,
+        cursor=len(before),
+    )
+
+
+def giving(*completions: Completion) -> Script:
+    """Return a script that always answers with ``completions``."""
+
+    async def script(snapshot: Snapshot, trigger: Trigger) -> Answer:
+        return completions
+
+    return script
+
+
+def nothing(reason: Reason) -> Script:
+    """Return a script that never has a suggestion."""
+
+    async def script(snapshot: Snapshot, trigger: Trigger) -> Answer:
+        return NoCompletion(reason=reason)
+
+    return script
+
+
+async def hang(snapshot: Snapshot, trigger: Trigger) -> Answer:
+    """Be a script that never answers."""
+    await asyncio.Event().wait()
+    raise AssertionError("nobody sets the event")
 
 
 class ScriptedService:
@@ -34,7 +80,7 @@ class ScriptedService:
     It supersedes as the real one does: a newer request of the same document ends the older.
     """
 
-    def __init__(self, script: Callable[[Snapshot, Trigger], Awaitable[Answer]]) -> None:
+    def __init__(self, script: Script) -> None:
         self.asked: list[tuple[Snapshot, Trigger]] = []
         self.cancelled: list[Snapshot] = []
         """Requests whose work was stopped, whether cancelled or superseded."""
@@ -132,10 +178,14 @@ class ScriptedTicket:
     request: Request
     engine: ScriptedEngine
     future: Future[Generation] = field(default_factory=Future)
-    cancel_calls: int = 0
+    cancel_calls: list[bool] = field(default_factory=list)
+    """``keep_step`` of each call."""
 
-    def cancel(self) -> None:
-        self.cancel_calls += 1
+    def __post_init__(self) -> None:
+        self.future.set_running_or_notify_cancel()  # as the real one: only the engine resolves it
+
+    def cancel(self, *, keep_step: bool = False) -> None:
+        self.cancel_calls.append(keep_step)
         if not self.future.done():
             self.engine.finish(self, Finish.CANCELLED)
 
@@ -144,7 +194,8 @@ class ScriptedEngine:
     """An ``Engine`` that generates ``script(request)``: all text, healed bytes included.
 
     It answers inside ``submit``, unless ``held``: then requests wait in ``waiting`` until
-    ``release`` or a cancel. What a slot has read stays warm, as in the real engine.
+    ``resume`` or a cancel. What a slot has read stays warm and can be copied to another, as in the
+    real engine. What the script raises becomes the request's failure.
     """
 
     def __init__(
@@ -156,7 +207,10 @@ class ScriptedEngine:
         self.vocabulary = vocabulary or WordVocabulary()
         self.n_ctx = n_ctx
         self.held = False
+        self.holds_background = False
+        """Only what nobody waits for is held."""
         self.tickets: list[ScriptedTicket] = []
+        self.released: list[str] = []
         self.is_closed = False
         self.speed = Speed(prefill_tok_s=100.0, decode_ms=50.0)
         self.info = ModelInfo(
@@ -198,15 +252,24 @@ class ScriptedEngine:
         listener(self._state)
 
     def submit(self, request: Request) -> ScriptedTicket:
+        if self._state.phase is not Phase.READY:
+            raise self._state.error or EngineError(f"the engine is {self._state.phase.value}")
+        if len(request.prompt) + request.max_tokens > self.n_ctx:
+            raise PromptTooLongError(f"{len(request.prompt)} prompt tokens, n_ctx {self.n_ctx}")
         ticket = ScriptedTicket(request, self)
         self.tickets.append(ticket)
-        if not self.held:
+        background = request.priority is not Priority.FOREGROUND
+        if not self.held and not (self.holds_background and background):
             self.finish(ticket)
         return ticket
 
-    def release(self) -> None:
+    def release(self, slot: str) -> None:
+        self.released.append(slot)
+        self._warm.pop(slot, None)
+
+    def resume(self) -> None:
         """Answer everything that waits, most urgent first, and hold no more."""
-        self.held = False
+        self.held = self.holds_background = False
         for ticket in sorted(self.waiting, key=lambda ticket: ticket.request.priority):
             self.finish(ticket)
 
@@ -214,9 +277,14 @@ class ScriptedEngine:
         """Answer a ticket now; with nothing if ``finish`` says how it ended."""
         request = ticket.request
         reused = self.reusable(request.slot, request.prompt)
-        text, tokens = request.must_start_with, []
+        text = request.must_start_with
+        tokens: list[int] = []
         if finish is None:
-            text, tokens, finish = self._generate(request)
+            try:
+                text, tokens, finish = self._generate(request)
+            except FimlspError as error:
+                ticket.future.set_exception(error)
+                return
             self._warm[request.slot] = (*request.prompt, *tokens)
         ticket.future.set_result(
             Generation(
@@ -232,8 +300,12 @@ class ScriptedEngine:
         )
 
     def reusable(self, slot: str, prompt: Sequence[int]) -> int:
-        pairs = zip(self._warm.get(slot, ()), prompt, strict=False)
-        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        common = {
+            name: sum(1 for _ in takewhile(lambda p: p[0] == p[1], zip(warm, prompt, strict=False)))
+            for name, warm in self._warm.items()
+        }
+        copied = max((n for n in common.values() if n >= MIN_COPY), default=0)
+        return min(max(common.get(slot, 0), copied), max(0, len(prompt) - 1))
 
     def close(self) -> None:
         self.is_closed = True

@@ -54,8 +54,8 @@ def examine(
     return {check.name: check for check in checks}
 
 
-def rendered(checks: list[Check]) -> str:
-    console = Console(width=300, force_terminal=False)
+def rendered(checks: list[Check], width: int = 300) -> str:
+    console = Console(width=width, force_terminal=False)
     with console.capture() as capture:
         render(checks, console)
     return capture.get()
@@ -148,6 +148,12 @@ def test_the_verdict_is_the_last_line_and_names_the_reason() -> None:
     assert any(line.strip() == "get one" for line in report)
 
 
+def test_a_long_path_is_folded_and_not_cut() -> None:
+    path = "/home/person/.cache/fimlsp/models/" + "x" * 80 + ".gguf"
+    report = rendered([Check(name="target model", ok=True, detail=path)], width=60)
+    assert path in "".join(report.split())
+
+
 def test_the_report_is_plain_ascii_so_that_every_console_can_print_it() -> None:
     checks = [Check(name="a", ok=ok, detail="d", advice="e") for ok in (True, False, None)]
     assert rendered(checks).isascii()
@@ -167,7 +173,12 @@ class TestChild:
 
     def test_an_error_of_the_program_is_passed_on_in_its_own_words(self) -> None:
         with pytest.raises(EngineError, match=r"^no such model$"):
-            complete_in_child(["raise SystemExit('no such model')"], program=PYTHON_CODE)
+            complete_in_child(["raise SystemExit('fimlsp: no such model')"], program=PYTHON_CODE)
+
+    def test_no_suggestion_is_an_error_with_its_reason(self) -> None:
+        code = """print('{"text": "", "reason": "over_budget", "tokens": 0}')"""
+        with pytest.raises(EngineError, match=r"over_budget"):
+            complete_in_child([code], program=PYTHON_CODE)
 
     def test_of_a_traceback_only_the_error_is_shown(self) -> None:
         with pytest.raises(EngineError, match=r"^ZeroDivisionError: division by zero$"):

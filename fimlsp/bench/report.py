@@ -91,9 +91,7 @@ def ratios(fimlsp: dict[str, Any], peer: dict[str, Any]) -> dict[str, float | No
 def render(result: dict[str, Any]) -> RenderableType:
     """Return a result of ``run_typing`` as a table for a terminal."""
     sides = [side for side in _SIDES if side in result]
-    table = Table(
-        title=f"Typing, {result['mode']}: {result['traces']} places", title_justify="left"
-    )
+    table = Table(title=f"Typing, {result['mode']} mode", title_justify="left")
     table.add_column("")
     for side in sides:
         table.add_column("llama-server" if side == "peer" else side, justify="right")
@@ -111,7 +109,10 @@ def render(result: dict[str, Any]) -> RenderableType:
 
 
 def _footer(result: dict[str, Any]) -> str:
-    lines = [f"{result['model']}, {result['threads']} threads, {result['backend']}"]
+    lines = [
+        f"{result['model']}, {result['threads']} threads, {result['backend']}, "
+        f"traces: {result['traces']}"
+    ]
     lines.append(
         f"a key every {result['pace_ms']:g} ms, whatever happens"
         if result["mode"] == "live"
@@ -119,6 +120,10 @@ def _footer(result: dict[str, Any]) -> str:
     )
     if "peer_command" in result:
         lines.append(f"peer: {result['peer_command']}")
+        if result["mode"] == "patient":
+            lines.append(
+                "the peer is timed by its requests, also where its editor knows the text already"
+            )
     return "\n".join(lines)
 
 

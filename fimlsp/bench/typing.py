@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -100,7 +102,7 @@ def run_typing(
         if options.traces
         else bundled_traces(options.limit)
     )
-    with contextlib.ExitStack() as stack:
+    with _ends_orderly(), contextlib.ExitStack() as stack:
         say(f"starting fimlsp on {options.model.name}")
         editor = stack.enter_context(Editor(options.serve_command, others=options.others))
         _require_same_model(editor, options.model)
@@ -122,6 +124,19 @@ def run_typing(
     if "peer" in result:
         result |= report.ratios(result["fimlsp"], result["peer"])
     return result
+
+
+@contextlib.contextmanager
+def _ends_orderly() -> Iterator[None]:
+    """Let SIGTERM unwind the stack like Ctrl-C, so that no server is left behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set handlers
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _header(options: TypingOptions, editor: Editor, traces: int) -> dict[str, Any]:

@@ -45,6 +45,8 @@ def start_logging(params: LogParams) -> None:
     else:
         handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    # On the handler too: a client that asks for log messages gets them whatever this file gets.
+    handler.setLevel(params.level.upper())
     root = logging.getLogger("fimlsp")
     root.handlers[:] = [handler]
     root.setLevel(params.level.upper())

@@ -8,25 +8,34 @@ when it is ready. Knows tokens only by count; evaluates nothing itself.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from fimlsp.context.params import WindowParams
 from fimlsp.context.window import CHARS_PER_TOKEN, Cut, cut_prefix, cut_suffix
 from fimlsp.document import Snapshot
 from fimlsp.engine.api import Engine
-from fimlsp.prompt.builder import Healed, heal
+from fimlsp.prompt.builder import MAX_HEALED_TOKENS, Healed, heal
 from fimlsp.prompt.templates import ResolvedTemplate
 
 MAX_TYPED = 600
 """Characters behind the anchor at most; beyond it the prompt is anchored anew."""
 REANCHOR_TYPED = 160
-"""Characters behind the anchor from which a fresh anchor is warmed in idle time."""
+"""Typed characters that a fresh anchor must save before it is warmed in idle time."""
 MIN_PREFIX, MIN_SUFFIX = 32, 8
 """Tokens of the smallest window."""
 SUFFIX_SHARE = 0.25
 """Of a cold window, the share that goes to the text right of the cursor."""
 ROOM = 0.7
 """A full window is first filled to this share, so that its start can stay while text is added."""
+KEEP = 0.35
+"""Above the window's start a place must have this share of the window, or the start moves up."""
+STABLE_HEAD = 200
+"""Characters by which the start of an earlier window is found again."""
+HEADER_TOKENS = 64
+"""Room kept for repository, path and control tokens."""
+MIN_ANSWER = 32
+"""Tokens that must be left for an answer, or the prompt is anchored anew."""
 SLOTS_PER_DOCUMENT = 2
 
 
@@ -103,6 +112,20 @@ class Plan:
         return self.epoch.head + self.healed.tokens
 
 
+def fit_window(window: WindowParams, n_ctx: int, max_tokens: int) -> WindowParams:
+    """Shrink ``window`` so that prompt, typed text and answer fit ``n_ctx`` tokens."""
+    answer = min(max_tokens, n_ctx // 4) + MAX_HEALED_TOKENS
+    room = max(64, n_ctx - HEADER_TOKENS - MAX_TYPED // 2 - answer)
+    share = room / (window.prefix_tokens + window.suffix_tokens)
+    if share >= 1:
+        return window
+    return replace(
+        window,
+        prefix_tokens=max(16, int(window.prefix_tokens * share)),
+        suffix_tokens=int(window.suffix_tokens * share),
+    )
+
+
 class Epochs:
     """The epochs of all documents for one engine and template. Event loop thread only."""
 
@@ -116,59 +139,85 @@ class Epochs:
     def plan(self, snapshot: Snapshot) -> Plan:
         """Return the best prompt that can be had within the cold budget."""
         around = Around.of(snapshot, self.window)
-        epochs = self._by_uri.setdefault(snapshot.uri, [])
-        fitting = [(e, typed) for e in epochs if (typed := e.typed(around)) is not None]
-        warm = [(e, typed) for e, typed in fitting if self._missing(e) <= 1]
+        epochs = self._by_uri.get(snapshot.uri, [])
+        warm = [plan for plan in self._fitting(around, epochs) if self._is_warm(plan)]
         if warm:
-            epoch, typed = max(warm, key=lambda pair: (len(pair[0].head), -len(pair[1])))
+            plan = max(warm, key=lambda plan: (len(plan.epoch.head), -len(plan.typed)))
         else:
             epoch = self._affordable(snapshot.uri, around, epochs)
-            typed = around.before[around.anchor() :]
-            self._remember(snapshot.uri, epoch)
-        return Plan(epoch, typed, heal(typed, self._engine.vocabulary))
+            plan = self._plan(epoch, around.before[around.anchor() :])
+        self._remember(snapshot.uri, plan.epoch)
+        return plan
 
     def better(self, snapshot: Snapshot, plan: Plan) -> Epoch | None:
         """Return the epoch worth warming in idle time after ``plan`` was answered, if any."""
-        if plan.epoch.full and len(plan.typed) < REANCHOR_TYPED:
-            return None
         around = Around.of(snapshot, self.window)
+        saved = len(plan.typed) - (len(around.before) - around.anchor())
+        if plan.epoch.full and saved < REANCHOR_TYPED:
+            return None
         epoch = self._full(snapshot.uri, around, self._by_uri.get(snapshot.uri, []), plan.epoch)
         if epoch.head == plan.epoch.head:
             return None
         self._remember(snapshot.uri, epoch)
-        return epoch
+        return epoch if self._missing(epoch.slot, epoch.head) > 1 else None
+
+    def fits(self, epoch: Epoch, snapshot: Snapshot) -> bool:
+        """Tell whether ``epoch`` could serve the cursor of ``snapshot``, warm or not."""
+        return epoch.typed(Around.of(snapshot, self.window)) is not None
 
     def forget(self, uri: str) -> None:
         """Drop the epochs of a closed document."""
         for epoch in self._by_uri.pop(uri, []):
             self._engine.release(epoch.slot)
 
-    def _missing(self, epoch: Epoch) -> int:
-        return len(epoch.head) - self._engine.reusable(epoch.slot, epoch.head)
+    @property
+    def _budget(self) -> int:
+        """Prompt tokens that can be read within ``window.cold_ms``."""
+        return int(self._engine.speed.prefill_tok_s * self.window.cold_ms / 1e3)
+
+    def _plan(self, epoch: Epoch, typed: str) -> Plan:
+        return Plan(epoch, typed, heal(typed, self._engine.vocabulary))
+
+    def _fitting(self, around: Around, epochs: list[Epoch]) -> Iterator[Plan]:
+        for epoch in epochs:
+            typed = epoch.typed(around)
+            if typed is not None:
+                yield self._plan(epoch, typed)
+
+    def _is_warm(self, plan: Plan) -> bool:
+        """Tell whether the head was read, and what was typed or pasted since is soon read too."""
+        head, slot = plan.epoch.head, plan.epoch.slot
+        if len(plan.prompt) + MIN_ANSWER > self._engine.n_ctx:
+            return False
+        # A new, small window saves time only if it is much shorter than what is left to read.
+        bound = 2 * self._budget + MIN_PREFIX + MIN_SUFFIX
+        return self._missing(slot, head) <= 1 and self._missing(slot, plan.prompt) <= bound
+
+    def _missing(self, slot: str, prompt: tuple[int, ...]) -> int:
+        return len(prompt) - self._engine.reusable(slot, prompt)
 
     def _remember(self, uri: str, epoch: Epoch) -> None:
-        """Keep one epoch per slot, the newest last."""
+        """Keep one epoch per slot, the one used last at the end."""
         kept = [e for e in self._by_uri.get(uri, []) if e.slot != epoch.slot]
         self._by_uri[uri] = [*kept[-(SLOTS_PER_DOCUMENT - 1) :], epoch]
 
     def _slot(self, uri: str, epochs: list[Epoch], serving: Epoch | None) -> str:
-        """Name the document's slot that does not hold ``serving`` (else: not the newest)."""
+        """Name the document's slot that does not hold ``serving``, else the one last used."""
         busy = serving or (epochs[-1] if epochs else None)
         first, second = f"{uri}#0", f"{uri}#1"
         return second if busy is not None and busy.slot == first else first
 
     def _affordable(self, uri: str, around: Around, epochs: list[Epoch]) -> Epoch:
-        budget = int(self._engine.speed.prefill_tok_s * self.window.cold_ms / 1e3)
+        budget = self._budget
         full = self._full(uri, around, epochs, None)
-        spent = self._missing(full)
-        if spent <= budget:
+        if self._missing(full.slot, full.head) <= budget:
             return full
         slot = full.slot
         suffix_budget = self.window.suffix_tokens
         while suffix_budget > MIN_SUFFIX:  # a warm prefix with less of the suffix
             suffix_budget //= 2
             epoch = self._epoch(slot, around, full.prefix, suffix_budget, full=False)
-            if self._missing(epoch) <= budget:
+            if self._missing(slot, epoch.head) <= budget:
                 return epoch
         header = len(full.head) - len(full.prefix.tokens) - len(full.suffix.tokens)
         room = budget - header
@@ -189,10 +238,12 @@ class Epochs:
             old = epoch.prefix.text
             if epoch.prefix.whole or not epoch.full:
                 continue
-            start = text.rfind(old[: min(len(old), 200)])
+            start = text.rfind(old)  # its first lines alone may occur again further down
+            if start < 0:
+                start = text.rfind(old[:STABLE_HEAD])
             if start >= 0:
                 tokens = self._tokenize(text[start:].encode("utf-8", "replace"))
-                if len(tokens) <= self.window.prefix_tokens:
+                if KEEP * self.window.prefix_tokens <= len(tokens) <= self.window.prefix_tokens:
                     return Cut(text[start:], tuple(tokens), False)
         cut = self._prefix(around, self.window.prefix_tokens)
         if cut.whole:

@@ -7,38 +7,47 @@ Both sides only ever replace immutable values, so no lock is needed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fimlsp.completion.epochs import Plan
-from fimlsp.completion.stop import decode
-from fimlsp.engine.api import Generation, Ticket
+from fimlsp.completion.stop import StopRule, decode
+from fimlsp.document import Snapshot, Timings
+from fimlsp.engine.api import Finish, Generation, Ticket
 
 
 @dataclass(slots=True)
 class Flight:
-    """A request in the engine and the plan it was made from."""
+    """A request in the engine and what it was made from."""
 
+    snapshot: Snapshot
     plan: Plan
-    stop: Callable[[bytes], bool]
-    """Tells whether the bytes generated right of the cursor of ``plan`` are enough."""
+    stop: StopRule
+    """Tells whether the bytes generated right of the cursor are enough."""
+    spellings: tuple[str, ...] = ()
+    """The model's control tokens as text."""
     produced: str = ""
-    """Text after the cursor so far, whole characters only."""
+    """Text right of the cursor so far, whole characters only."""
     expected: str = ""
     """What has been typed since; generation that contradicts it is of no use."""
+    contradicted: bool = False
+    """Generation was ended for that, in the middle of anything."""
     ticket: Ticket | None = None
     answer: asyncio.Future[Generation] | None = None
 
     def watch(self, generated: bytes) -> bool:
         """Follow the text as it grows (engine thread); True stops generation."""
-        self.produced = self.text_of(generated)
-        imposed = len(self.plan.healed.must_start_with)
-        return not self.agrees(self.expected) or self.stop(generated[imposed:])
+        new = self._new(generated)
+        self.produced = decode(new)[0]
+        self.contradicted = not self.agrees(self.expected)
+        return self.contradicted or self.stop(new)
 
-    def text_of(self, generated: bytes) -> str:
-        """Return the text after the cursor: without the healed bytes, without half a character."""
-        imposed = len(self.plan.healed.must_start_with)
-        return decode(generated[imposed:])[0]
+    def kept(self, generation: Generation) -> str:
+        """Return what the stop rule keeps, without the healed bytes and half a character."""
+        ended = generation.finish in (Finish.STOP_TOKEN, Finish.WATCH)
+        return self.stop.keep(self._new(generation.text), ended=ended)
+
+    def _new(self, generated: bytes) -> bytes:
+        return generated[len(self.plan.healed.must_start_with) :]
 
     def agrees(self, typed: str) -> bool:
         """Tell whether what was produced so far and what was typed could be the same text."""
@@ -50,10 +59,18 @@ class Flight:
         Args:
             typed: Everything typed since the flight's cursor.
         """
-        if not self.agrees(typed):
+        if self.contradicted or not self.agrees(typed):
             return False
         self.expected = typed
         return True
+
+    def result(self) -> Generation | None:
+        """Return how it ended; None if it has not, failed, or was cut short by us."""
+        if self.answer is None or not self.answer.done() or self.answer.exception() is not None:
+            return None
+        generation = self.answer.result()
+        cut_short = self.contradicted or generation.finish is Finish.CANCELLED
+        return None if cut_short else generation
 
     def cancel(self, *, keep_step: bool = False) -> None:
         """Free the engine."""
@@ -73,3 +90,18 @@ class Waiter:
         """Answer the older request at once."""
         if not self.superseded.done():
             self.superseded.set_result(None)
+
+
+def timings_of(generation: Generation) -> Timings:
+    """Return where an answer's time went, as far as the engine knows."""
+    return Timings(
+        prompt_tokens=generation.prompt_tokens,
+        reused_tokens=generation.reused_tokens,
+        queue_ms=generation.queue_ms,
+        prefill_ms=generation.prefill_ms,
+        tokens=len(generation.tokens),
+        decode_ms=generation.decode_ms,
+        drafted=generation.drafted,
+        accepted=generation.accepted,
+        draft_source=generation.draft_source,
+    )

@@ -10,6 +10,7 @@ import codecs
 import re
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 
 from fimlsp.document import to_lf
 
@@ -152,19 +153,21 @@ def is_trivial(line: str) -> bool:
 
 def bracket_depth(line: str) -> int:
     """Return opening minus closing brackets, outside of quotes and comments of one line."""
-    code = _bare(line)
+    code = without_quotes(line)
     return sum(code.count(c) for c in _OPENERS) - sum(code.count(c) for c in _CLOSERS)
 
 
 def opens_block(line: str) -> bool:
     """Tell whether a line asks for more lines: ``if x:``, ``foo(a,``, ``while true do``."""
-    bare = _bare(line)
+    bare = without_quotes(line)
     # Python's floor division looks like a comment: the raw line may end in a colon too.
     ends = bare.endswith(_OPENING_ENDS) or line.rstrip().endswith(":")
     return ends or _OPENING_WORD.search(bare) is not None or bracket_depth(line) > 0
 
 
-def _bare(line: str) -> str:
+@lru_cache(maxsize=256)  # a growing text brings the same lines after every token
+def without_quotes(line: str) -> str:
+    """Return a line with empty quotes and without the comment at its end."""
     return _COMMENT.sub("", _QUOTED.sub('""', line)).rstrip()
 
 

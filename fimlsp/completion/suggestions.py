@@ -25,15 +25,17 @@ class _Shown:
 
     def rest(self, before: str, after: str, longest: int) -> str | None:
         """Return what is left after the typed part, None where the texts do not agree."""
-        if after[:NEAR] != self.after:
+        if after != self.after:
             return None
         text = self.completion.text
+        replaced = after[: self.completion.replace_after]
         for typed in range(min(len(text), longest) + 1):
             if (
                 before.endswith(text[:typed])
                 and before[: len(before) - typed][-NEAR:] == self.before
             ):
-                return text[typed:]
+                rest = text[typed:]
+                return rest if rest != replaced else None  # nothing would change
         return None
 
 
@@ -45,7 +47,7 @@ class Suggestions:
 
     def remember(self, snapshot: Snapshot, completion: Completion) -> None:
         """Keep what is shown for ``snapshot``."""
-        shown = _Shown(snapshot.before(NEAR), snapshot.after(NEAR), completion)
+        shown = _Shown(_before(snapshot, NEAR), _after(snapshot, NEAR), completion)
         others = [
             s
             for s in self._by_uri.get(snapshot.uri, [])
@@ -59,7 +61,7 @@ class Suggestions:
         if not remembered:
             return None
         longest = max(len(shown.completion.text) for shown in remembered)
-        before, after = snapshot.before(NEAR + longest), snapshot.after(NEAR)
+        before, after = _before(snapshot, NEAR + longest), _after(snapshot, NEAR)
         for shown in reversed(remembered):
             rest = shown.rest(before, after, longest)
             if rest:
@@ -69,3 +71,12 @@ class Suggestions:
     def forget(self, uri: str) -> None:
         """Drop everything about a closed document."""
         self._by_uri.pop(uri, None)
+
+
+def _before(snapshot: Snapshot, limit: int) -> str:
+    # ``limit`` counts line ends once, also in a document where each is two characters.
+    return snapshot.before(2 * limit)[-limit:]
+
+
+def _after(snapshot: Snapshot, limit: int) -> str:
+    return snapshot.after(2 * limit)[:limit]

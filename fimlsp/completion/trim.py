@@ -14,21 +14,23 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fimlsp.completion.stop import bracket_depth, content_lines, is_trivial
+from fimlsp.completion.stop import bracket_depth, content_lines, is_trivial, without_quotes
 from fimlsp.document import Reason, to_lf
 
 _UNMISTAKABLE = re.compile(r"[|｜▁]|fim|\[[A-Z]+\]|repo_name|file_sep")
 """Spellings that ordinary code does not hold; ``<filename>`` and ``</s>`` it does."""
-_COMMENT_STARTS = ("#", "//", "/*", "--", "<!--", ";", "%")
+_COMMENTS = ("#", "//", "/*", "*/", "--", "<!--", ";", "%")
+_SENTENCE_ENDS = ".:?!#*"
 _PAIRS = {")": "(", "]": "[", "}": "{"}
-_QUOTES = "\"'`"
+_QUOTE = re.compile(r"\"\"\"|'''|[\"'`]")
+_QUOTES = ('"""', "'''", '"', "'", "`")
 _LINE_REPEATS = 3
 _MAX_LOOP_LINES = 4
 _MIN_PHRASE = 3
 _LONG_PHRASE = 10
 _MAX_PHRASE = 120
 _MAX_REST = 200
-_MAX_LINE = 500
+_MAX_BEFORE = 3000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +62,7 @@ def trim(text: str, *, before: str, after: str, spellings: Sequence[str] = ()) -
     text = _cut_end(_cut_lines_below(text, line, rest, below), rest)
     if not text.strip():
         return Reason.REPEATS_SUFFIX
-    return _join_rest(text, line, rest)
+    return _join_rest(text, before, rest)
 
 
 def _cut_control_text(text: str, document: str, spellings: Sequence[str]) -> str:
@@ -107,11 +109,12 @@ def _loop_of_phrases(line: str) -> int | None:
     """Return where to cut a line that ends in a phrase said over and over."""
     for period in range(_MIN_PHRASE, min(_MAX_PHRASE, len(line) // 4) + 1):
         phrase = line[-period:]
+        # Rulers, zeros and table frames repeat rightly.
+        if len(set(phrase)) == 1 or not any(c.isalnum() for c in phrase):
+            continue
         rounds = 4 if period >= _LONG_PHRASE else 6
         equal = _periodic(line, period)
-        # Rulers, zeros and table frames repeat rightly.
-        telling = len(set(phrase)) > 1 and any(c.isalnum() for c in phrase)
-        if telling and equal + period >= rounds * period:
+        if equal + period >= rounds * period:
             return _whole_character(line, len(line) - equal)
     return None
 
@@ -136,13 +139,12 @@ def _whole_character(text: str, cut: int) -> int:
 def _cut_doubled_space(text: str, line: str) -> str:
     """Drop the text's leading space where the line already ends in one after a word.
 
-    Only for exactly one space on both sides. Indentation, alignment and the two spaces in front of
-    a trailing comment are what the model meant; with token healing it saw the space that is there.
+    Only for exactly one space on both sides. Indentation, alignment, two spaces in front of a
+    trailing comment or after a sentence are what the model meant.
     """
     doubled = line.endswith(" ") and line[-2:].strip() and text.startswith(" ")
-    if not doubled or text[1:2].isspace() or text[1:].startswith(_COMMENT_STARTS):
-        return text
-    return text[1:]
+    meant = text[1:2].isspace() or text[1:].startswith(_COMMENTS) or line[-2:-1] in _SENTENCE_ENDS
+    return text[1:] if doubled and not meant else text
 
 
 def _cut_end(text: str, rest: str) -> str:
@@ -181,9 +183,9 @@ def _same_lines(tail: Sequence[str], following: Sequence[str]) -> bool:
     return any(not is_trivial(line) for line in full)
 
 
-def _join_rest(text: str, line: str, rest: str) -> Trimmed | Reason:
+def _join_rest(text: str, before: str, rest: str) -> Trimmed | Reason:
     """Settle what becomes of the rest of the line, which the model may have written again."""
-    covered = _covered(text, line, rest) if rest.strip() else 0
+    covered = _covered(text, before, rest) if rest.strip() else 0
     if not covered:
         return Trimmed(text=text)
     piece = rest[:covered]
@@ -196,46 +198,67 @@ def _join_rest(text: str, line: str, rest: str) -> Trimmed | Reason:
     return Trimmed(text=text, replace_after=covered)
 
 
-def _covered(text: str, line: str, rest: str) -> int:
+def _covered(text: str, before: str, rest: str) -> int:
     """Return how many characters of ``rest`` the text contains and should replace.
 
     Equal characters alone prove little: in ``foo(|)`` the ``)`` of ``x)`` is the one that is there,
-    the ``)`` of ``bar(x)`` is not. So among the possible answers the one wins that leaves brackets
-    and quotes of the line best paired, then the longest overlap with the text's end. What the text
+    the ``)`` of ``bar(x)`` is not. So the answer is the one that leaves brackets and quotes paired
+    as in the document, and among equals the longest overlap with the text's end. What the text
     holds further left (``x) + 1``) counts only where that pairs them better.
     """
-    rest, line, first = rest[:_MAX_REST], line[-_MAX_LINE:], text.partition("\n")[0]
-    closers_for_older_lines = _unpaired(line + rest)[0]
+    above, _, line = before[-_MAX_BEFORE:].rpartition("\n")
+    rest, first = rest[:_MAX_REST], text.partition("\n")[0]
+    pending: list[str] = []
+    for older in above.split("\n"):
+        _pair(pending, without_quotes(older))
+    _, usual_floor = _pair([*pending], line + rest)
+    usual_quotes = _odd_quotes(line + rest)
 
     def unpaired(count: int) -> int:
-        closers, others = _unpaired(line + text + rest[count:])
-        return abs(closers - closers_for_older_lines) + others
+        stack, result = [*pending], line + text + rest[count:]
+        closers, floor = _pair(stack, result)
+        odd = _odd_quotes(result)
+        # A single odd quote may well be an apostrophe, or end a string of an older line.
+        quotes = min(len(odd), len(odd ^ usual_quotes))
+        return closers + len(stack) - floor + abs(floor - usual_floor) + quotes
 
-    best = (unpaired(0), 1, 0)
+    best = (True, unpaired(0), 1, 0)
     for count in range(1, len(rest) + 1):
         piece = rest[:count]
-        if text.endswith(piece) or (first.endswith(piece) and not rest[count:].strip()):
-            best = min(best, (unpaired(count), 0, -count))
-        elif (piece in first and not rest[count:].strip()) or (
-            not any(c.isalnum() for c in piece) and _in_order(piece, first)
-        ):
-            best = min(best, (unpaired(count), 2, -count))
-    return -best[2]
+        all_of_it = not rest[count:].strip()
+        words = any(c.isalnum() for c in piece)
+        if text.endswith(piece) or (all_of_it and first.endswith(piece)):
+            # Nobody means the same words twice in a row.
+            weak = not (all_of_it and sum(c.isalnum() for c in piece) > 1)
+            best = min(best, (weak, unpaired(count), 0, -count))
+        elif (all_of_it and piece in first) or (not words and _in_order(piece, first)):
+            best = min(best, (True, unpaired(count), 2, -count))
+    return -best[3]
 
 
-def _unpaired(text: str) -> tuple[int, int]:
-    """Return how many closing brackets, and how many other brackets and quotes, lack a partner."""
-    stack: list[str] = []
-    closers = 0
+def _odd_quotes(text: str) -> set[str]:
+    """Return the kinds of quotes that occur an odd number of times."""
+    found = _QUOTE.findall(text)
+    return {quote for quote in _QUOTES if found.count(quote) % 2}
+
+
+def _pair(stack: list[str], text: str) -> tuple[int, int]:
+    """Push and pop the brackets of ``text``.
+
+    Returns:
+        How many closing brackets had no partner, and how much of the stack was never popped.
+    """
+    alone, floor = 0, len(stack)
     for char in text:
         if char in _PAIRS.values():
             stack.append(char)
         elif char in _PAIRS:
             if stack and stack[-1] == _PAIRS[char]:
                 stack.pop()
+                floor = min(floor, len(stack))
             else:
-                closers += 1
-    return closers, len(stack) + sum(text.count(quote) % 2 for quote in _QUOTES)
+                alone += 1
+    return alone, floor
 
 
 def _in_order(piece: str, text: str) -> bool:

@@ -1,11 +1,14 @@
 """KV bookkeeping: which tokens each native slot holds, and which slot serves which name.
 
-Token ids only. The engine thread writes; ``reusable`` may be called from any thread.
+Token ids only. The engine thread owns the cells; ``reusable`` and ``release`` may be called from
+any thread.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from fimlsp.engine.native.seam import NativeSlots
 
@@ -22,11 +25,23 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     return n
 
 
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Where a prompt will live and where its warm cells come from."""
+
+    slot: int
+    warm: int
+    """Leading prompt tokens that need not be evaluated."""
+    donor: int | None
+    """Slot to copy them from; None: they are in ``slot`` already."""
+
+
 class Cells:
     """Names, tokens and recency of ``n_slots`` native slots."""
 
     def __init__(self, native: NativeSlots, n_slots: int) -> None:
         self._native = native
+        self._lock = threading.Lock()  # names, recency and token lists; never held in native code
         self._tokens: list[list[int]] = [[] for _ in range(n_slots)]
         self._names: list[str | None] = [None] * n_slots
         self._used = [0] * n_slots
@@ -37,13 +52,9 @@ class Cells:
         return self._tokens[slot]
 
     def reusable(self, name: str, prompt: Sequence[int]) -> int:
-        """Return how many leading tokens of ``prompt`` some slot could give to ``name``."""
-        best = 0
-        for slot in range(len(self._tokens)):
-            n = common_prefix(list(self._tokens[slot]), prompt)  # a copy: the engine goes on
-            if n >= MIN_COPY or self._names[slot] == name:
-                best = max(best, n)
-        return min(best, max(0, len(prompt) - 1))
+        """Return how many leading tokens of ``prompt`` ``acquire`` would find warm now."""
+        with self._lock:
+            return self._plan(name, prompt).warm
 
     def acquire(self, name: str, prompt: Sequence[int]) -> tuple[int, int]:
         """Return (slot, warm) for ``name``: the slot now holds exactly ``warm`` prompt tokens.
@@ -51,53 +62,62 @@ class Cells:
         The slot of that name, else the least recently used one. A longer warm prefix in another
         slot is copied instead of being read again. The last prompt token is never kept: its logits
         are needed.
+
+        Raises:
+            EngineError: the library could not copy; the slot is empty then.
         """
-        limit = len(prompt) - 1
-        slot = self._find(name)
-        own = common_prefix(self._tokens[slot], prompt)
-        donor, shared = self._best_donor(slot, prompt)
-        if shared >= own + MIN_COPY:
-            warm = min(shared, limit)
-            self._native.copy(donor, slot, warm)
-            self._tokens[slot] = self._tokens[donor][:warm]
+        with self._lock:
+            plan = self._plan(name, prompt)
+            self._names[plan.slot] = name
+            self._clock += 1
+            self._used[plan.slot] = self._clock
+        if plan.donor is None:
+            self.truncate(plan.slot, plan.warm)
         else:
-            warm = min(own, limit)
-            self.truncate(slot, warm)
-        self._names[slot] = name
-        self.touch(slot)
-        return slot, warm
+            self._copy(plan.donor, plan.slot, plan.warm)
+        return plan.slot, plan.warm
 
     def append(self, slot: int, tokens: Sequence[int]) -> None:
         """Record tokens that a decode has put into ``slot``."""
-        self._tokens[slot].extend(tokens)
+        with self._lock:
+            self._tokens[slot].extend(tokens)
 
     def truncate(self, slot: int, n_cells: int) -> None:
         """Forget cells from ``n_cells`` on, here and in the library."""
         if len(self._tokens[slot]) > n_cells:
             self._native.truncate(slot, n_cells)
-            del self._tokens[slot][n_cells:]
+            with self._lock:
+                del self._tokens[slot][n_cells:]
 
     def release(self, name: str) -> None:
         """Let the slot of ``name`` be taken first; its cells stay as a donor until then."""
-        for slot, owner in enumerate(self._names):
-            if owner == name:
-                self._names[slot] = None
-                self._used[slot] = 0
+        with self._lock:
+            for slot, owner in enumerate(self._names):
+                if owner == name:
+                    self._names[slot] = None
+                    self._used[slot] = 0
 
-    def touch(self, slot: int) -> None:
-        """Mark ``slot`` as the most recently used."""
-        self._clock += 1
-        self._used[slot] = self._clock
+    def _plan(self, name: str, prompt: Sequence[int]) -> _Plan:
+        limit = max(0, len(prompt) - 1)
+        slot = self._find(name)
+        shared = [common_prefix(tokens, prompt) for tokens in self._tokens]
+        donor = max(range(len(shared)), key=shared.__getitem__)
+        if shared[donor] >= shared[slot] + MIN_COPY:
+            return _Plan(slot, min(shared[donor], limit), donor)
+        return _Plan(slot, min(shared[slot], limit), None)
 
     def _find(self, name: str) -> int:
         if name in self._names:
             return self._names.index(name)
         return min(range(len(self._used)), key=self._used.__getitem__)
 
-    def _best_donor(self, slot: int, prompt: Sequence[int]) -> tuple[int, int]:
-        others = [i for i in range(len(self._tokens)) if i != slot]
-        if not others:
-            return slot, 0
-        lengths = {i: common_prefix(self._tokens[i], prompt) for i in others}
-        donor = max(others, key=lengths.__getitem__)
-        return donor, lengths[donor]
+    def _copy(self, donor: int, slot: int, warm: int) -> None:
+        with self._lock:
+            self._tokens[slot] = []  # true also if the copy fails: native code leaves no cells
+        try:
+            self._native.copy(donor, slot, warm)
+        except BaseException:
+            self._native.truncate(slot, 0)
+            raise
+        with self._lock:
+            self._tokens[slot] = self._tokens[donor][:warm]

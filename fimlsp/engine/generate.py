@@ -64,10 +64,14 @@ class Generator:
             DecodeError: the library failed.
         """
         check()
+        if _late(request):
+            return Finish.DEADLINE  # it waited too long; the cells of its slot stay as they are
         slot, warm = self.cells.acquire(request.slot, request.prompt)
         progress.warm = warm
         try:
             logits = self._prefill(slot, request, progress, check, chunk)
+            if logits is None:
+                return Finish.DEADLINE
             if request.max_tokens == 0:
                 return Finish.MAX_TOKENS
             return self._decode(slot, request, progress, check, logits)
@@ -81,13 +85,16 @@ class Generator:
         progress: Progress,
         check: Callable[[], None],
         chunk: Callable[[], int],
-    ) -> Logits:
+    ) -> Logits | None:
+        """Read the prompt's cold tail; None where the deadline came before its end."""
         begun = time.monotonic()
         prompt = np.array(request.prompt, dtype=np.int32)
         pos, end = progress.warm, len(prompt)
         logits = np.empty((0, self.vocabulary.n_tokens), dtype=np.float32)
         while pos < end:
             check()
+            if _late(request):
+                return None
             n = min(chunk(), end - pos)
             wanted = 1 if pos + n == end and request.max_tokens else 0
             step = prompt[pos : pos + n]
@@ -107,16 +114,18 @@ class Generator:
         logits: Logits,
     ) -> Finish:
         begun = time.monotonic()
-        constraint = Constraint(self.vocabulary, request.must_start_with)
+        constraint = Constraint(
+            self.vocabulary, request.must_start_with, forbidden=request.stop_tokens
+        )
         pos = len(request.prompt)
         while True:
             allowed = constraint.allowed() if constraint.active else None
             if allowed is not None and not len(allowed):
                 return Finish.STOP_TOKEN  # this vocabulary can't spell the typed bytes
             token = greedy(logits[-1], allowed)
+            if token in request.stop_tokens or not self.vocabulary.is_text(token):
+                return Finish.STOP_TOKEN
             piece = self.vocabulary.token_bytes(token)
-            if token in request.stop_tokens or token in self.vocabulary.eog or not piece:
-                return Finish.STOP_TOKEN  # no control token is ever text
             if constraint.active:
                 constraint.advance(token)
             progress.tokens.append(token)
@@ -126,12 +135,16 @@ class Generator:
                 return Finish.WATCH
             if len(progress.tokens) >= request.max_tokens:
                 return Finish.MAX_TOKENS
-            if request.deadline is not None and time.monotonic() >= request.deadline:
+            if _late(request):
                 return Finish.DEADLINE
             check()
             logits = self.native.decode(slot, np.array([token], dtype=np.int32), pos, 1)
             self.cells.append(slot, [token])
             pos += 1
+
+
+def _late(request: Request) -> bool:
+    return request.deadline is not None and time.monotonic() >= request.deadline
 
 
 def generation(progress: Progress, finish: Finish, submitted: float) -> Generation:

@@ -8,6 +8,8 @@ constraint, and those that are a proper prefix of it ("character prefix conditio
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from fimlsp.engine.native.seam import Tokens
@@ -17,8 +19,15 @@ from fimlsp.engine.vocabulary import ModelVocabulary
 class Constraint:
     """What is left of the imposed bytes. One per request, engine thread only."""
 
-    def __init__(self, vocabulary: ModelVocabulary, must_start_with: bytes) -> None:
+    def __init__(
+        self,
+        vocabulary: ModelVocabulary,
+        must_start_with: bytes,
+        *,
+        forbidden: Iterable[int] = (),
+    ) -> None:
         self._vocabulary = vocabulary
+        self._forbidden = [token for token in forbidden if vocabulary.is_text(token)]
         self._left = must_start_with
 
     @property
@@ -29,14 +38,15 @@ class Constraint:
     def allowed(self) -> Tokens:
         """Return the token ids that may come next; never empty while active.
 
-        Every byte is a token of its own in byte-level vocabularies; where one is not, the caller
-        gets an empty array and must end the request.
+        Every byte is a token of its own in byte-level vocabularies; where one is not, or may not
+        be written (``forbidden``), the caller gets an empty array and must end the request.
         """
         longer = self._vocabulary.starting_with(self._left)
         shorter = self._vocabulary.proper_prefixes(self._left)
-        if not shorter:
-            return longer
-        return np.concatenate([longer, np.array(shorter, dtype=np.int32)])
+        allowed = np.concatenate([longer, np.array(shorter, dtype=np.int32)]) if shorter else longer
+        if self._forbidden:
+            allowed = allowed[~np.isin(allowed, self._forbidden)]
+        return allowed
 
     def advance(self, token: int) -> None:
         """Take the bytes of an emitted token off the constraint."""

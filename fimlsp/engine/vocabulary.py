@@ -5,11 +5,48 @@ Knows nothing of prompts; :mod:`fimlsp.engine.healing` turns its answers into ma
 
 from __future__ import annotations
 
+import re
+import threading
 from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from fimlsp.engine.native.seam import NativeModel, Tokens
+
+_MARKER = re.compile(rb"<\|[^|<>\s]+\|>")
+"""A spelling that no family uses for anything but control tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class _TextTokens:
+    """Every token that may be text, in the order of its bytes. Replaced as a whole."""
+
+    ids: Tokens
+    pieces: list[bytes]
+
+    def span(self, head: bytes) -> tuple[int, int]:
+        """Return the half-open range of the tokens that start with ``head``."""
+        first = bisect_left(self.pieces, head)
+        end = _successor(head)
+        return first, len(self.pieces) if end is None else bisect_left(self.pieces, end)
+
+    def exactly(self, piece: bytes) -> list[int]:
+        """Return the ids whose bytes are ``piece``; usually one."""
+        found = []
+        index = bisect_left(self.pieces, piece)
+        while index < len(self.pieces) and self.pieces[index] == piece:
+            found.append(int(self.ids[index]))
+            index += 1
+        return found
+
+    def without(self, token: int) -> _TextTokens:
+        """Return all but one of these tokens."""
+        (found,) = np.flatnonzero(self.ids == token)
+        index = int(found)
+        pieces = self.pieces[:index] + self.pieces[index + 1 :]
+        return _TextTokens(np.delete(self.ids, index), pieces)
 
 
 class ModelVocabulary:
@@ -19,23 +56,16 @@ class ModelVocabulary:
         self._model = model
         self.n_tokens = model.n_vocab
         self._pieces = [model.piece(token) for token in range(model.n_vocab)]
+        self._longest = max(map(len, self._pieces), default=0)
         self.eog = frozenset(t for t in range(model.n_vocab) if model.is_eog(t))
         self.bos = model.bos
-        text_ids = [t for t, piece in enumerate(self._pieces) if piece and t not in self.eog]
-        text_ids.sort(key=self._pieces.__getitem__)
-        self._sorted_ids = np.array(text_ids, dtype=np.int32)
-        self._sorted_pieces = [self._pieces[t] for t in text_ids]
-        self.control_ids = np.array(
-            [t for t, piece in enumerate(self._pieces) if not piece or t in self.eog],
-            dtype=np.int32,
+        self._lock = threading.Lock()
+        self._spelled = frozenset(
+            t for t, piece in enumerate(self._pieces) if _MARKER.fullmatch(piece)
         )
-        """Ids that are never text: control tokens and every end of generation."""
-        self._spelled: set[int] = set()
         """Control tokens that the file calls user-defined: the library finds those in plain text
         too, so ``tokenize`` has to break their spellings up."""
-        self._ids_of: dict[bytes, list[int]] = {}
-        for token in text_ids:
-            self._ids_of.setdefault(self._pieces[token], []).append(token)
+        self._text = _text_tokens(self._pieces, self.eog | self._spelled)
 
     def tokenize(self, text: bytes) -> list[int]:
         """Return the ids of user text; control spellings stay text."""
@@ -54,36 +84,47 @@ class ModelVocabulary:
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes of a token, ``b""`` for a control token."""
-        return self._pieces[token]
+        return b"" if token in self._spelled else self._pieces[token]
+
+    def is_text(self, token: int) -> bool:
+        """Tell whether a token may be part of an answer: no control token, no end."""
+        return bool(self.token_bytes(token)) and token not in self.eog
 
     def control(self, text: str) -> int | None:
         """Return the id of the control token spelled ``text``."""
         ids = self._model.tokenize(text.encode(), special=True)
-        if len(ids) != 1:
+        if len(ids) != 1 or not self._model.is_special(ids[0]):
             return None
-        if self._pieces[ids[0]]:
-            self._spelled.add(ids[0])
+        if self.token_bytes(ids[0]):
+            with self._lock:
+                if self.is_text(ids[0]):
+                    self._text = self._text.without(ids[0])
+                self._spelled |= {ids[0]}
         return ids[0]
 
     def can_continue(self, tail: bytes) -> bool:
         """Tell whether some token starts with ``tail`` and is longer."""
-        first, last = self._range(tail)
-        return last > first + len(self._ids_of.get(tail, ()))
+        text = self._text
+        first, last = text.span(tail)
+        return last > first and text.pieces[last - 1] != tail
 
     def starting_with(self, head: bytes) -> Tokens:
         """Return the ids of all text tokens that start with ``head``."""
-        first, last = self._range(head)
-        return self._sorted_ids[first:last]
+        text = self._text
+        first, last = text.span(head)
+        return text.ids[first:last]
 
     def proper_prefixes(self, text: bytes) -> list[int]:
         """Return the ids of all text tokens that are proper prefixes of ``text``."""
-        return [t for n in range(1, len(text)) for t in self._ids_of.get(text[:n], ())]
+        tokens = self._text
+        lengths = range(1, min(len(text), self._longest + 1))
+        return [t for n in lengths for t in tokens.exactly(text[:n])]
 
-    def _range(self, head: bytes) -> tuple[int, int]:
-        first = bisect_left(self._sorted_pieces, head)
-        end = _successor(head)
-        last = len(self._sorted_pieces) if end is None else bisect_left(self._sorted_pieces, end)
-        return first, last
+
+def _text_tokens(pieces: Sequence[bytes], never: frozenset[int]) -> _TextTokens:
+    ids = [t for t, piece in enumerate(pieces) if piece and t not in never]
+    ids.sort(key=pieces.__getitem__)
+    return _TextTokens(np.array(ids, dtype=np.int32), [pieces[t] for t in ids])
 
 
 def _successor(head: bytes) -> bytes | None:

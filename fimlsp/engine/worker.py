@@ -13,8 +13,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -58,6 +58,9 @@ class _Job:
     def __init__(self, engine: InProcessEngine, request: Request, number: int) -> None:
         self.request = request
         self.future: Future[Generation] = Future()
+        # From now on Future.cancel() does nothing: a holder that gives up (asyncio.wrap_future
+        # passes its cancel on) must not take the right to resolve it from the engine.
+        self.future.set_running_or_notify_cancel()
         self.order = (request.priority, number)
         self.submitted = time.monotonic()
         self.cancelled = False
@@ -79,6 +82,7 @@ class InProcessEngine:
         self._path = model
         self._params = params
         self._lock = threading.Condition()
+        self._telling = threading.RLock()  # listeners hear the states in their order
         self._queue: list[_Job] = []
         self._numbers = itertools.count()
         self._active: _Job | None = None
@@ -126,19 +130,13 @@ class InProcessEngine:
 
     def on_state(self, listener: Callable[[EngineState], None]) -> None:
         """Call ``listener`` on every change, and once at once."""
-        with self._lock:
+        with self._telling:
             self._listeners.append(listener)
-        listener(self._state)
+            listener(self._state)
 
     def submit(self, request: Request) -> _Job:
         """Queue ``request``; see the protocol."""
-        self._require_ready()
-        needed = len(request.prompt) + request.max_tokens
-        if not request.prompt or needed > self._params.n_ctx:
-            raise PromptTooLongError(
-                f"{len(request.prompt)} prompt tokens and {request.max_tokens} for the answer do "
-                f"not fit engine.n_ctx = {self._params.n_ctx}"
-            )
+        _check_prompt(request, self.vocabulary.n_tokens, self._params.n_ctx)
         with self._lock:
             if self._closing:
                 raise EngineClosedError("the engine is closed")
@@ -160,8 +158,9 @@ class InProcessEngine:
 
     def release(self, slot: str) -> None:
         """Let go of a warm prompt that will not be asked for again."""
-        if self._cells is not None:
-            self._cells.release(slot)
+        cells = self._cells
+        if cells is not None:
+            cells.release(slot)
 
     def close(self) -> None:
         """Abort, free native memory, join the thread."""
@@ -175,15 +174,13 @@ class InProcessEngine:
     def _cancel(self, job: _Job, *, keep_step: bool) -> None:
         with self._lock:
             job.cancelled = True
-            if job is self._active:
-                if not keep_step:
-                    self._abort.set()
+            if job is self._active and not keep_step:
+                self._abort.set()
+            if job not in self._queue:
                 return
-            if job in self._queue:
-                self._queue.remove(job)
-                heapq.heapify(self._queue)
-        if not job.future.done():
-            job.future.set_result(generation(Progress(), Finish.CANCELLED, job.submitted))
+            self._queue.remove(job)  # whoever takes a job off the queue resolves it
+            heapq.heapify(self._queue)
+        _resolve_unrun(job)
 
     def _require_ready(self) -> None:
         state = self._state
@@ -198,19 +195,20 @@ class InProcessEngine:
     def _set_state(
         self, phase: Phase, progress: float = 0.0, error: Exception | None = None
     ) -> None:
-        self._state = EngineState(phase=phase, progress=progress, error=error)
-        with self._lock:
-            listeners = list(self._listeners)
-        for listener in listeners:
-            listener(self._state)
+        with self._telling:
+            self._state = EngineState(phase=phase, progress=progress, error=error)
+            for listener in self._listeners:
+                try:
+                    listener(self._state)
+                except Exception:  # thread boundary: a listener can't break the engine
+                    log.exception("a listener failed on %s", phase)
 
     # Everything below runs on the engine thread.
 
     def _main(self) -> None:
-        model: NativeModel | None = None
-        native: Any = None
+        native = ExitStack()
         try:
-            model, native, generator = self._load()
+            generator = self._load(native)
             self._set_state(Phase.READY, 1.0)
             self._serve(generator)
         except AbortedError:
@@ -221,14 +219,13 @@ class InProcessEngine:
                 self._set_state(Phase.FAILED, error=_as_ours(error))
         finally:
             self._drain()
-            if native is not None:
-                native.close()
-            if model is not None:
-                model.close()
+            self._cells = None
+            native.close()
             if self._state.phase is not Phase.FAILED:
                 self._set_state(Phase.CLOSED)
 
-    def _load(self) -> tuple[NativeModel, Any, Generator]:
+    def _load(self, native: ExitStack) -> Generator:
+        """Load and measure; whatever was allocated is freed by ``native``, also after a failure."""
         params = self._params
         module = choose(params.backend)
         threads = params.threads or psutil.cpu_count(logical=False) or 1
@@ -240,13 +237,15 @@ class InProcessEngine:
         model: NativeModel = module.load(
             LoadParams(path=self._path, n_gpu_layers=params.n_gpu_layers), progress
         )
-        slots = SlotParams(
+        native.callback(model.close)
+        sizes = SlotParams(
             n_slots=params.slots, n_ctx=params.n_ctx, n_ubatch=params.n_ubatch, threads=threads
         )
-        native = model.open_slots(slots, self._abort)
+        slots = model.open_slots(sizes, self._abort)
+        native.callback(slots.close)
         self._vocabulary = ModelVocabulary(model)
-        self._speed = calibrate.measure(native)
-        self._cells = Cells(native, params.slots)
+        self._speed = calibrate.measure(slots, params.n_ubatch)
+        self._cells = Cells(slots, params.slots)
         self._info = ModelInfo(
             path=self._path,
             backend=model.backend,
@@ -256,8 +255,7 @@ class InProcessEngine:
             size_bytes=model.size_bytes,
             threads=threads,
         )
-        generator = Generator(native=native, cells=self._cells, vocabulary=self._vocabulary)
-        return model, native, generator
+        return Generator(native=slots, cells=self._cells, vocabulary=self._vocabulary)
 
     def _serve(self, generator: Generator) -> None:
         while True:
@@ -268,6 +266,7 @@ class InProcessEngine:
                     return
                 job = heapq.heappop(self._queue)
                 self._active = job
+                job.preempted = False
                 self._abort.clear()
             try:
                 self._work(job, generator)
@@ -287,11 +286,7 @@ class InProcessEngine:
                 job.request, progress, check, lambda: self._chunk(job.request.priority)
             )
         except InterruptedRequestError:
-            again = job.preempted and not job.cancelled and not self._closing
-            if again and job.request.priority is Priority.WARMUP:
-                with self._lock:
-                    job.preempted = False
-                    heapq.heappush(self._queue, job)
+            if self._requeue(job):
                 return
             finish = Finish.CANCELLED
         except Exception as error:  # thread boundary: this request fails, the engine lives
@@ -307,6 +302,15 @@ class InProcessEngine:
         )
         job.future.set_result(generation(progress, finish, job.submitted))
 
+    def _requeue(self, job: _Job) -> bool:
+        """Put a pre-empted warm-up back; False where the job has ended for good."""
+        with self._lock:
+            again = job.preempted and not job.cancelled and not self._closing
+            if again and job.request.priority is Priority.WARMUP:
+                heapq.heappush(self._queue, job)
+                return True
+            return False
+
     def _chunk(self, priority: Priority) -> int:
         """Prompt tokens of the next step: small in the background while a person types."""
         typing = time.monotonic() - self._last_foreground < _TYPING_S
@@ -321,8 +325,32 @@ class InProcessEngine:
             self._closing = True
             left, self._queue = self._queue, []
         for job in left:
-            if not job.future.done():
-                job.future.set_result(generation(Progress(), Finish.CANCELLED, job.submitted))
+            _resolve_unrun(job)
+
+
+def _check_prompt(request: Request, n_vocab: int, n_ctx: int) -> None:
+    prompt = request.prompt
+    if not prompt:
+        raise EngineError(
+            f"the prompt of {request.slot!r} is empty; at least one token is needed (the model's "
+            "begin-of-sequence or a FIM token)"
+        )
+    if len(prompt) + request.max_tokens > n_ctx:
+        raise PromptTooLongError(
+            f"{len(prompt)} prompt tokens and {request.max_tokens} for the answer do not fit "
+            f"engine.n_ctx = {n_ctx}"
+        )
+    # ik_llama would read past its embeddings.
+    wrong = next((token for token in (min(prompt), max(prompt)) if not 0 <= token < n_vocab), None)
+    if wrong is not None:
+        raise EngineError(
+            f"the prompt of {request.slot!r} has token {wrong}; this model's ids are 0 to "
+            f"{n_vocab - 1}"
+        )
+
+
+def _resolve_unrun(job: _Job) -> None:
+    job.future.set_result(generation(Progress(), Finish.CANCELLED, job.submitted))
 
 
 def _ours(error: Exception) -> bool:

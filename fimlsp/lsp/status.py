@@ -70,6 +70,7 @@ def to_payload(status: Status) -> dict[str, Any]:
         "backend": status.backend,
         "progress": round(status.progress, 3),
         "reason": status.reason,
+        "requests": status.requests,
         "last": _timings(status.last),
     }
 

@@ -1,10 +1,12 @@
 import json
 import math
+import signal
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from rich.console import Console
 
@@ -195,13 +197,34 @@ def test_a_server_that_dies_is_an_error_that_says_where(
     with Editor(scripted_server("--die=2")) as editor:
         editor.start(trace)
         editor.key(trace, 0, None)
-        with pytest.raises(BenchError, match=r"smile, stroke 1: .*exited with 3"):
+        with pytest.raises(BenchError, match=r"smile, stroke 1: .*the server closed its output"):
             editor.key(trace, 1, None)
 
 
 def test_a_server_that_cannot_start_is_an_error() -> None:
     with pytest.raises(BenchError, match=r"can't start.*no-such-server"):
         Editor(["./no-such-server"])
+
+
+def test_a_terminated_benchmark_takes_the_peer_with_it(
+    scripted_server: Command,
+    fake_llama_server: tuple[tuple[str, ...], Path],
+    two_traces: Path,
+) -> None:
+    """A plain SIGTERM runs no exit handlers: the peer, with the model loaded, outlived us."""
+    command, log = fake_llama_server
+
+    def terminate_in_the_middle(line: str) -> None:
+        if line.startswith("1/2 first peer"):
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(SystemExit):
+        run_typing(
+            options(scripted_server(), two_traces, strokes=1, peer_command=command),
+            terminate_in_the_middle,
+        )
+    started = json.loads(log.read_text(encoding="utf-8").splitlines()[0])
+    assert not psutil.pid_exists(started["pid"])
 
 
 def test_bad_traces_are_told_before_any_server_starts(tmp_path: Path) -> None:

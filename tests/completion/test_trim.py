@@ -61,7 +61,12 @@ def test_a_closing_bracket_that_is_there_already_is_replaced() -> None:
 
 def test_a_closing_bracket_that_belongs_to_the_suggestion_is_not_replaced() -> None:
     assert accepted("foo(|)\n", "bar(x)") == "foo(bar(x))\n"
-    assert accepted("    a, b|)\n", ", f(c)") == "    a, b, f(c))\n"
+    assert accepted("f(\n    a, b|)\n", ", g(c)") == "f(\n    a, b, g(c))\n"
+
+
+def test_a_rest_of_the_line_in_words_is_replaced_whatever_its_brackets() -> None:
+    assert accepted("def br|ame):\n", "eak_here(self, frame):") == "def break_here(self, frame):\n"
+    assert accepted("# it do|n't\n", "esn't") == "# it doesn't\n"
 
 
 def test_a_missing_closing_bracket_is_added() -> None:
@@ -93,6 +98,9 @@ def test_quotes_are_kept_in_pairs() -> None:
     assert accepted('x = "|"\n', 'a"') == 'x = "a"\n'
     assert accepted('x = "|"\n', '" + y + "') == 'x = "" + y + ""\n'
     assert accepted('"""|"""\n', 'Do it."""') == '"""Do it."""\n'
+    assert accepted('    already|"""\n', ' there."""') == '    already there."""\n'
+    assert accepted('foo("|)\n', 'a")') == 'foo("a")\n'
+    assert accepted('return |"\n', '"a"') == 'return "a"\n'
 
 
 def test_spaces_after_the_rest_of_the_line_do_not_hide_it() -> None:
@@ -223,6 +231,7 @@ def test_one_space_on_both_sides_of_the_cursor_becomes_one() -> None:
         ("x = ", "  1"),
         ("x = 1 ", " # why"),
         ("x = 1; ", " // why"),
+        ("# A sentence. ", " Another"),
     ],
 )
 def test_indentation_alignment_and_comments_keep_their_spaces(line: str, text: str) -> None:

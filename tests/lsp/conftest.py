@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from fakes import Answer, ScriptedService
+from fakes import Script, ScriptedService, giving
 
 from fimlsp.bench.jsonrpc import OMITTED, RpcError, frame, read_message
-from fimlsp.completion.api import Trigger
-from fimlsp.document import Completion, Snapshot
+from fimlsp.document import Completion
 from fimlsp.lsp.server import build_server
 from fimlsp.lsp.settings import SettingsSource
 
@@ -20,16 +19,11 @@ URI = "file:///project/a.py"
 Json = dict[str, Any]
 
 
-async def reply(snapshot: Snapshot, trigger: Trigger) -> Answer:
-    """Answer as a model that always has one idea."""
-    return (Completion(text="REPLY"),)
-
-
 class Client:
     """Speaks to its own server. ``script``, ``complaints`` and ``answers`` say what comes back."""
 
     def __init__(self) -> None:
-        self.script: Callable[[Snapshot, Trigger], Any] = reply
+        self.script: Script = giving(Completion(text="REPLY"))
         self.service = ScriptedService(lambda snapshot, trigger: self.script(snapshot, trigger))
         self.settings: list[tuple[SettingsSource, Any]] = []
         self.complaints: list[str] = []

@@ -164,7 +164,6 @@ def test_the_warning_comes_once_each_time_a_document_is_opened(
     store.change(URI, 0, [change("b")])
     store.change(URI, 0, [change("c")])
     assert len(caplog.records) == 1
-    store.close(URI)
     store.open(URI, "python", 0, "a")
     store.change(URI, 0, [change("b")])
     assert len(caplog.records) == 2

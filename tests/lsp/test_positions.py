@@ -253,6 +253,12 @@ def test_a_big_text_is_kept_in_small_runs_and_stays_so() -> None:
     assert indexed.position_at(len(indexed), Encoding.UTF8) == (2002, 0)
 
 
+def test_a_big_text_has_few_runs() -> None:
+    """An edit adds up the sizes of all runs."""
+    text = ("x" * 49 + "\n") * 4000
+    assert len(IndexedText(text)._runs) <= len(text) / positions.RUN_SIZE
+
+
 def test_runs_are_cut_behind_line_ends_only(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "ab\r\n\rcd\n\r\n\r\n" * 9
     for size in range(1, 14):

@@ -44,6 +44,7 @@ async def test_the_status_has_the_shape_that_status_bars_know(ready) -> None:
         "backend": "ik_llama",
         "progress": 1.0,
         "reason": "empty",
+        "requests": 0,
         "last": {
             "promptTokens": 3,
             "reusedTokens": 250,

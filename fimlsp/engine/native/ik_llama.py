@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fimlsp.engine.native import parts
-from fimlsp.engine.native.parts import AbortFlag, Batch, NativeLog
+from fimlsp.engine.native.parts import AbortFlag, Batch, Handle, NativeLog
 from fimlsp.engine.native.seam import AbortedError, LoadParams, Logits, SlotParams, Tokens
 from fimlsp.errors import BackendUnavailableError, DecodeError, ModelLoadError
 
@@ -52,6 +52,7 @@ def _api() -> Any:
         ("llama_model_size", [pointer], ctypes.c_uint64),
         ("llama_token_bos", [pointer], i32),
         ("llama_add_bos_token", [pointer], i32),
+        ("llama_token_get_attr", [pointer, i32], ctypes.c_int),
         ("llama_print_system_info", [], ctypes.c_char_p),
     ):
         function = getattr(lib, name)
@@ -61,8 +62,8 @@ def _api() -> Any:
         prototype = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
         lib.llama_log_set.argtypes, lib.llama_log_set.restype = [prototype, pointer], None
         _log = NativeLog(lib.llama_log_set, prototype)
-        _log.capture()
-        api.llama_backend_init()
+        with _log.capture():
+            api.llama_backend_init()
     return api
 
 
@@ -95,7 +96,7 @@ class IkModel:
 
     def __init__(self, api: Any, handle: int) -> None:
         self._api = api
-        self._handle = handle
+        self._model = Handle(handle, api.llama_free_model)
         lib = api._lib
         text = ctypes.create_string_buffer(256)
         api.llama_model_desc(handle, text, 256)
@@ -109,25 +110,32 @@ class IkModel:
 
     def tokenize(self, text: bytes, *, special: bool) -> list[int]:
         """Return token ids."""
-        return parts.tokenize(self._api.llama_tokenize, self._handle, text, special=special)
+        with self._model as model:
+            return parts.tokenize(self._api.llama_tokenize, model, text, special=special)
 
     def piece(self, token: int) -> bytes:
         """Return the bytes of a token."""
-        return parts.piece(self._api.llama_token_to_piece, self._handle, token)
+        with self._model as model:
+            return parts.piece(self._api.llama_token_to_piece, model, token)
 
     def is_eog(self, token: int) -> bool:
         """Tell whether the library counts ``token`` as end of generation."""
-        return bool(self._api.llama_token_is_eog(self._handle, token))
+        with self._model as model:
+            return bool(self._api.llama_token_is_eog(model, token))
+
+    def is_special(self, token: int) -> bool:
+        """Tell whether ``token`` is control or user-defined."""
+        with self._model as model:
+            return parts.is_special(self._api._lib.llama_token_get_attr(model, token))
 
     def open_slots(self, params: SlotParams, abort: AbortFlag) -> IkSlots:
         """Allocate the batch; contexts follow as slots are first used."""
-        return IkSlots(self._api, self._handle, self.n_vocab, params, abort)
+        with self._model as model:
+            return IkSlots(self._api, model, self.n_vocab, params, abort)
 
     def close(self) -> None:
         """Free the weights."""
-        if self._handle:
-            self._api.llama_free_model(self._handle)
-            self._handle = 0
+        self._model.close()
 
 
 class IkSlots:
@@ -144,8 +152,8 @@ class IkSlots:
         self._abort = abort
         self._callback = abort.callback(api.ggml_abort_callback)
         self._contexts: list[int | None] = [None] * params.n_slots
-        self._batch = Batch(api.llama_batch_init, api.llama_batch_free, params.n_ubatch)
         self._context(0)  # out of memory shows at load, not at the first key
+        self._batch = Batch(api.llama_batch_init, api.llama_batch_free, params.n_ubatch)
 
     def _context(self, slot: int) -> int:
         existing = self._contexts[slot]
@@ -156,11 +164,13 @@ class IkSlots:
         cp.n_ctx, cp.n_batch, cp.n_ubatch, cp.n_seq_max = p.n_ctx, p.n_ubatch, p.n_ubatch, 1
         cp.n_threads = cp.n_threads_batch = p.threads
         cp.flash_attn = True
-        context = self._api.llama_init_from_model(self._model, cp)
+        assert _log is not None
+        with _log.capture():
+            context = self._api.llama_init_from_model(self._model, cp)
         if not context:
             raise ModelLoadError(
                 f"no memory for a context of {p.n_ctx} tokens (slot {slot + 1} of {p.n_slots}): "
-                f"{_log.text() if _log else ''}. Lower engine.n_ctx or engine.slots"
+                f"{_log.text()}. Lower engine.n_ctx or engine.slots"
             )
         self._lib.llama_set_abort_callback(context, self._callback, self._abort.address)
         self._contexts[slot] = int(context)
@@ -230,10 +240,8 @@ def load(params: LoadParams, progress: Callable[[float], bool]) -> IkModel:
 
     callback = api.llama_progress_callback(report)
     mp.progress_callback = callback
-    _log.capture()
-    handle = api.llama_model_load_from_file(str(params.path).encode(), mp)
+    with _log.capture():
+        handle = api.llama_model_load_from_file(str(params.path).encode(), mp)
     if not handle:
         raise ModelLoadError(f"{PACKAGE} can't load {params.path}: {_log.text()}")
-    model = IkModel(api, handle)
-    _log.silence()
-    return model
+    return IkModel(api, handle)

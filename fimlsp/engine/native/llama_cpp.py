@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fimlsp.engine.native import parts
-from fimlsp.engine.native.parts import AbortFlag, Batch, NativeLog
+from fimlsp.engine.native.parts import AbortFlag, Batch, Handle, NativeLog
 from fimlsp.engine.native.seam import AbortedError, LoadParams, Logits, SlotParams, Tokens
 from fimlsp.errors import BackendUnavailableError, DecodeError, ModelLoadError
 
@@ -46,8 +46,8 @@ def _api() -> Any:
     _check_layout(api)
     if _log is None:
         _log = NativeLog(api.llama_log_set, api.llama_log_callback)
-        _log.capture()
-        api.llama_backend_init()
+        with _log.capture():
+            api.llama_backend_init()
     return api
 
 
@@ -117,7 +117,7 @@ class LlamaModel:
 
     def __init__(self, api: Any, handle: int) -> None:
         self._api = api
-        self._handle = handle
+        self._model = Handle(handle, api.llama_model_free)
         self._vocab = api.llama_model_get_vocab(handle)
         text = ctypes.create_string_buffer(256)
         api.llama_model_desc(handle, text, 256)
@@ -130,25 +130,32 @@ class LlamaModel:
 
     def tokenize(self, text: bytes, *, special: bool) -> list[int]:
         """Return token ids."""
-        return parts.tokenize(self._api.llama_tokenize, self._vocab, text, special=special)
+        with self._model:
+            return parts.tokenize(self._api.llama_tokenize, self._vocab, text, special=special)
 
     def piece(self, token: int) -> bytes:
         """Return the bytes of a token."""
-        return parts.piece(self._api.llama_token_to_piece, self._vocab, token)
+        with self._model:
+            return parts.piece(self._api.llama_token_to_piece, self._vocab, token)
 
     def is_eog(self, token: int) -> bool:
         """Tell whether the library counts ``token`` as end of generation."""
-        return bool(self._api.llama_vocab_is_eog(self._vocab, token))
+        with self._model:
+            return bool(self._api.llama_vocab_is_eog(self._vocab, token))
+
+    def is_special(self, token: int) -> bool:
+        """Tell whether ``token`` is control or user-defined."""
+        with self._model:
+            return parts.is_special(self._api.llama_vocab_get_attr(self._vocab, token))
 
     def open_slots(self, params: SlotParams, abort: AbortFlag) -> LlamaSlots:
         """Allocate one context whose unified cache holds all slots."""
-        return LlamaSlots(self._api, self._handle, self.n_vocab, params, abort)
+        with self._model as model:
+            return LlamaSlots(self._api, model, self.n_vocab, params, abort)
 
     def close(self) -> None:
         """Free the weights."""
-        if self._handle:
-            self._api.llama_model_free(self._handle)
-            self._handle = 0
+        self._model.close()
 
 
 class LlamaSlots:
@@ -170,10 +177,12 @@ class LlamaSlots:
         cp.n_outputs_max = max(params.n_slots, min(_MAX_OUTPUTS, params.n_ubatch))
         cp.n_threads = cp.n_threads_batch = params.threads
         cp.flash_attn_type, cp.no_perf = 1, True
-        self._context = api.llama_init_from_model(model, cp)
+        assert _log is not None
+        with _log.capture():
+            self._context = api.llama_init_from_model(model, cp)
         if not self._context:
             raise ModelLoadError(
-                f"no memory for a context of {cp.n_ctx} tokens: {_log.text() if _log else ''}. "
+                f"no memory for a context of {cp.n_ctx} tokens: {_log.text()}. "
                 "Lower engine.n_ctx or engine.slots"
             )
         self._memory = api.llama_get_memory(self._context)
@@ -234,10 +243,8 @@ def load(params: LoadParams, progress: Callable[[float], bool]) -> LlamaModel:
 
     callback = api.llama_progress_callback(report)
     mp.progress_callback = callback
-    _log.capture()
-    handle = api.llama_model_load_from_file(str(params.path).encode(), mp)
+    with _log.capture():
+        handle = api.llama_model_load_from_file(str(params.path).encode(), mp)
     if not handle:
         raise ModelLoadError(f"{PACKAGE} can't load {params.path}: {_log.text()}")
-    model = LlamaModel(api, handle)
-    _log.silence()
-    return model
+    return LlamaModel(api, handle)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from fimlsp.engine.native.seam import Logits, Tokens
+from fimlsp.errors import EngineClosedError
 
 _WARN, _ERROR = 3, 4  # ggml_log_level
+_SPECIAL = (1 << 3) | (1 << 4)  # LLAMA_TOKEN_ATTR_CONTROL, _USER_DEFINED
 
 
 def _libc() -> ctypes.CDLL:
@@ -49,9 +54,9 @@ class AbortFlag:
 
 
 class NativeLog:
-    """Collects the library's warnings and errors while a model loads.
+    """Collects the library's warnings and errors while it loads or allocates.
 
-    They are the only description of a failed load. ``silence`` afterwards installs a native no-op,
+    They are the only description of a failure. Outside of ``capture`` a native no-op is installed,
     so that no log line of a decode enters Python.
     """
 
@@ -66,18 +71,49 @@ class NativeLog:
         self._collect = prototype(collect)
         self._noop = ctypes.cast(_libc().abs, prototype)
 
-    def capture(self) -> None:
-        """Start collecting."""
+    @contextmanager
+    def capture(self) -> Iterator[None]:
+        """Collect anew inside the block; drop everything after it, natively."""
         self._lines.clear()
         self._log_set(self._collect, None)
-
-    def silence(self) -> None:
-        """Drop everything from now on, natively."""
-        self._log_set(self._noop, None)
+        try:
+            yield
+        finally:
+            self._log_set(self._noop, None)
 
     def text(self) -> str:
         """Return the collected lines, the last ones last."""
         return "; ".join(line for line in self._lines if line) or "it gave no reason"
+
+
+class Handle:
+    """A model's pointer, which any thread may use until one thread frees what it points to.
+
+    ``with handle as pointer`` keeps the model alive inside the block. A class, not a generator: a
+    vocabulary is read with 300,000 such blocks.
+    """
+
+    def __init__(self, pointer: int, free: Any) -> None:
+        self._pointer = pointer
+        self._free = free
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> int:
+        self._lock.acquire()
+        if not self._pointer:
+            self._lock.release()
+            raise EngineClosedError("the model was closed; its vocabulary can't be used any more")
+        return self._pointer
+
+    def __exit__(self, *_exception: object) -> None:
+        self._lock.release()
+
+    def close(self) -> None:
+        """Free the model, once."""
+        with self._lock:
+            if self._pointer:
+                self._free(self._pointer)
+                self._pointer = 0
 
 
 class Batch:
@@ -142,6 +178,11 @@ def tokenize(function: Any, handle: Any, text: bytes, *, special: bool) -> list[
         if n >= 0:
             return buffer[:n]
         capacity = -n
+
+
+def is_special(attributes: int) -> bool:
+    """Tell whether a token's attributes say control or user-defined."""
+    return bool(attributes & _SPECIAL)
 
 
 def piece(function: Any, handle: Any, token: int) -> bytes:

@@ -76,7 +76,10 @@ class NativeSlots(Protocol):
 
 
 class NativeModel(Protocol):
-    """A loaded model. Tokenisation may be called from any thread, the rest from one."""
+    """A loaded model. ``tokenize``, ``piece``, ``is_...`` may be called from any thread.
+
+    After ``close`` they raise EngineClosedError: other threads may still hold the vocabulary.
+    """
 
     backend: str
     description: str
@@ -94,6 +97,9 @@ class NativeModel(Protocol):
 
     def is_eog(self, token: int) -> bool:
         """Tell whether the library counts ``token`` as end of generation."""
+
+    def is_special(self, token: int) -> bool:
+        """Tell whether the file gives ``token`` the type control or user-defined."""
 
     def open_slots(self, params: SlotParams, abort: AbortFlagLike) -> NativeSlots:
         """Allocate slots; raises ModelLoadError when memory does not suffice."""

@@ -1,0 +1,49 @@
+"""The previous suggestion at this place, also after the person typed something else.
+
+As long as generation follows it, its next tokens are the draft. Where it departs, the place in the
+suggestion is found again by the last tokens: a renamed variable costs one wrong draft, no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fimlsp.engine.drafters.api import Draft
+from fimlsp.engine.drafters.ngram import MAX_MATCH, Ids, longest_match
+
+FOLLOWED = MAX_MATCH
+"""``Draft.match`` while nothing has departed from the suggestion yet."""
+
+
+class PreviousDrafter:
+    """Drafts from texts that are expected to follow."""
+
+    name = "previous"
+
+    def __init__(self) -> None:
+        self._expected: list[Ids] = []
+
+    def begin(self, prompt: Sequence[int], expected: Sequence[Sequence[int]]) -> None:
+        """Take the expected texts."""
+        self._expected = [np.array(text, dtype=np.int32) for text in expected if len(text)]
+
+    def draft(self, emitted: Sequence[int], n_max: int) -> Draft | None:
+        """Go on in the text that generation has followed, else where its last tokens stand."""
+        count = len(emitted)
+        for text in self._expected:
+            if count < len(text) and text[:count].tolist() == list(emitted):
+                return self._from(text, count, FOLLOWED, n_max)
+        context = np.array(emitted[-MAX_MATCH:], dtype=np.int32)
+        for text in self._expected:
+            end, match = longest_match(text, context)
+            if match:
+                return self._from(text, end, match, n_max)
+        return None
+
+    def end(self, emitted: Sequence[int]) -> None:
+        """Nothing to learn: the next request brings its own expectations."""
+
+    def _from(self, text: Ids, start: int, match: int, n_max: int) -> Draft:
+        return Draft(self.name, tuple(text[start : start + n_max].tolist()), match)
