@@ -30,16 +30,16 @@ class Snapshot:
     text: str
     """The whole document with its own line ends."""
     cursor: int
-    """Offset of the cursor in ``text``; never inside a ``\\r\\n``."""
+    """Offset of the cursor in ``text``; never between CR and LF."""
     eol: str = "\n"
-    """The document's dominant line end; ``"\\n"`` where it has none."""
+    """The document's dominant line end; LF where it has none."""
 
     def before(self, limit: int) -> str:
-        """Return at most ``limit`` code points left of the cursor, line ends as ``\\n``."""
+        """Return at most ``limit`` code points left of the cursor, line ends as LF."""
         return to_lf(self.text[max(0, self.cursor - limit) : self.cursor])
 
     def after(self, limit: int) -> str:
-        """Return at most ``limit`` code points right of the cursor, line ends as ``\\n``."""
+        """Return at most ``limit`` code points right of the cursor, line ends as LF."""
         return to_lf(self.text[self.cursor : self.cursor + limit])
 
     def rest_of_line(self) -> str:
@@ -72,7 +72,7 @@ class Completion:
     """One suggestion: put ``text`` in place of ``replace_after`` characters right of the cursor."""
 
     text: str
-    """What to insert at the cursor, line ends as ``\\n``; never empty."""
+    """What to insert at the cursor, line ends as LF; never empty."""
     replace_after: int = 0
     """Code points right of the cursor, on the same line, that ``text`` contains and replaces."""
     timings: Timings = field(default_factory=Timings)
@@ -104,14 +104,14 @@ class NoCompletion:
 
 
 def to_lf(text: str) -> str:
-    """Return ``text`` with ``\\r\\n`` and lone ``\\r`` as ``\\n``."""
+    """Return ``text`` with CR LF and lone CR as LF."""
     if "\r" not in text:
         return text
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def dominant_eol(text: str, sample: int = 1 << 16) -> str:
-    """Return the most frequent line end in the first ``sample`` code points, else ``"\\n"``."""
+    """Return the most frequent line end in the first ``sample`` code points, else LF."""
     head = text[:sample]
     crlf = head.count("\r\n")
     lone_cr = head.count("\r") - crlf

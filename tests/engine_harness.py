@@ -65,10 +65,11 @@ class Step:
 
 
 class Gate:
-    """Holds the engine's thread at the first native step that ``where`` fits."""
+    """Holds the engine's thread before one native step."""
 
-    def __init__(self, where: Callable[[Step], bool]) -> None:
-        self.where = where
+    def __init__(self, where: Callable[[Step], bool], after: int) -> None:
+        self._where = where
+        self._left = after
         self.reached = threading.Event()
         self._opened = threading.Event()
 
@@ -78,6 +79,17 @@ class Gate:
 
     def __exit__(self, *_exception: object) -> None:
         self.open()
+
+    def stops(self, step: Step) -> bool:
+        """Tell whether this is the step, once; engine thread only."""
+        if self.reached.is_set() or not self._where(step):
+            return False
+        self._left -= 1
+        return self._left < 0
+
+    @property
+    def is_open(self) -> bool:
+        return self._opened.is_set()
 
     def open(self) -> None:
         self._opened.set()
@@ -100,10 +112,14 @@ class Steps:
     def clear(self) -> None:
         self.log.clear()
         self.aborts.clear()
+        self._gates = [gate for gate in self._gates if not gate.is_open]
 
-    def hold(self, where: Callable[[Step], bool] = lambda _step: True) -> Gate:
-        """Return a gate: ``with gate:`` waits until the engine stands at it, then lets it go on."""
-        gate = Gate(where)
+    def hold(self, where: Callable[[Step], bool] = lambda _step: True, *, after: int = 0) -> Gate:
+        """Return a gate at the first step that fits, once ``after`` others have passed.
+
+        ``with gate:`` waits until the engine stands at it and lets it go on at the end.
+        """
+        gate = Gate(where, after)
         self._gates.append(gate)
         return gate
 
@@ -120,8 +136,7 @@ class Steps:
             self.native = native
             step = Step(slot, pos, tuple(int(token) for token in tokens))
             self.log.append(step)
-            for gate in [gate for gate in self._gates if gate.where(step)]:
-                self._gates.remove(gate)
+            for gate in [gate for gate in list(self._gates) if gate.stops(step)]:
                 gate.pass_through()
             try:
                 return decode(native, slot, tokens, pos, n_logits)

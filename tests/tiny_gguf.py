@@ -71,8 +71,11 @@ def printable_bytes() -> list[str]:
     return [table[byte] for byte in range(256)]
 
 
-def make_vocabulary(*, control_type: TokenType = TokenType.CONTROL) -> TinyVocabulary:
+def make_vocabulary(
+    *, control_type: TokenType = TokenType.CONTROL, extra_control: tuple[str, ...] = ()
+) -> TinyVocabulary:
     """Learn the merges and add the control tokens, with the type that the file gives them."""
+    control = (*CONTROL, *extra_control)
     alphabet = printable_bytes()
     # Qwen's pre-tokeniser, near enough: merges that it would never reach only waste a token.
     chunks = re.findall(r"[^\S\n]*\n|\s+(?=\s\S)| ?[^\W\d_]+| ?[^\w\s]+|\s+|.", CORPUS)
@@ -90,8 +93,8 @@ def make_vocabulary(*, control_type: TokenType = TokenType.CONTROL) -> TinyVocab
         words = Counter({_merged(word, best): count for word, count in words.items()})
     texts = list(dict.fromkeys([*alphabet, *(a + b for a, b in merges)]))
     return TinyVocabulary(
-        tokens=(*texts, *CONTROL),
-        types=(*[TokenType.NORMAL] * len(texts), *[control_type] * len(CONTROL)),
+        tokens=(*texts, *control),
+        types=(*[TokenType.NORMAL] * len(texts), *[control_type] * len(control)),
         merges=tuple(f"{a} {b}" for a, b in merges),
     )
 
@@ -101,6 +104,7 @@ def write_tiny_gguf(
     *,
     control_type: TokenType = TokenType.CONTROL,
     control_gain: float = 0.0,
+    extra_control: tuple[str, ...] = (),
     seed: int = 7,
 ) -> None:
     """Write the model; the same arguments give the same bytes.
@@ -109,9 +113,10 @@ def write_tiny_gguf(
         path: Where to.
         control_type: What the file calls its control tokens.
         control_gain: How much the model likes to write control tokens: 0 never, 1 as any other.
+        extra_control: More control tokens, behind Qwen's.
         seed: Of the weights.
     """
-    vocabulary = make_vocabulary(control_type=control_type)
+    vocabulary = make_vocabulary(control_type=control_type, extra_control=extra_control)
     writer = GGUFWriter(path, "qwen2")
     writer.add_name("tiny random qwen2")
     writer.add_context_length(N_CTX_TRAIN)
@@ -132,7 +137,7 @@ def write_tiny_gguf(
     writer.add_pad_token_id(end)
     writer.add_add_bos_token(False)
     tensors = _tensors(len(vocabulary.tokens), seed)
-    tensors["output.weight"][-len(CONTROL) :] *= control_gain
+    tensors["output.weight"][-len(CONTROL + extra_control) :] *= control_gain
     for name, tensor in tensors.items():
         writer.add_tensor(name, tensor)
     writer.write_header_to_file()

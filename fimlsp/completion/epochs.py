@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from fimlsp.context.params import WindowParams
+from fimlsp.context.similar import REACH, similar_place
 from fimlsp.context.window import CHARS_PER_TOKEN, Cut, cut_prefix, cut_suffix
 from fimlsp.document import Snapshot
 from fimlsp.engine.api import Engine
@@ -24,6 +25,10 @@ REANCHOR_TYPED = 160
 """Typed characters that a fresh anchor must save before it is warmed in idle time."""
 MIN_PREFIX, MIN_SUFFIX = 32, 8
 """Tokens of the smallest window."""
+ELSEWHERE_SHARE = 0.5
+"""Of a cold window's prefix, the most that goes to the place in the file that is like this one."""
+NEAR_LINES = 5
+"""Lines next to the cursor that a cold window shows anyway."""
 SUFFIX_SHARE = 0.25
 """Of a cold window, the share that goes to the text right of the cursor."""
 ROOM = 0.7
@@ -83,8 +88,8 @@ class Around:
     @classmethod
     def of(cls, snapshot: Snapshot, window: WindowParams) -> Around:
         """Take as much of ``snapshot`` as the largest window can need."""
-        n_before = window.prefix_tokens * CHARS_PER_TOKEN + MAX_TYPED
-        n_after = window.suffix_tokens * CHARS_PER_TOKEN + MAX_TYPED
+        n_before = max(REACH, window.prefix_tokens * CHARS_PER_TOKEN) + MAX_TYPED
+        n_after = max(REACH, window.suffix_tokens * CHARS_PER_TOKEN) + MAX_TYPED
         return cls(
             before=snapshot.before(n_before),
             after=snapshot.after(n_after),
@@ -223,8 +228,22 @@ class Epochs:
         room = budget - header
         n_suffix = min(max(MIN_SUFFIX, int(room * SUFFIX_SHARE)), self.window.suffix_tokens)
         n_prefix = min(max(MIN_PREFIX, room - n_suffix), self.window.prefix_tokens)
+        elsewhere: tuple[int, ...] = ()
         prefix = self._prefix(around, n_prefix)
-        return self._epoch(slot, around, prefix, n_suffix, full=False)
+        if not prefix.whole:
+            elsewhere = self._elsewhere(around, int(n_prefix * ELSEWHERE_SHARE))
+            prefix = self._prefix(around, n_prefix - len(elsewhere))
+        return self._epoch(slot, around, prefix, n_suffix, full=False, elsewhere=elsewhere)
+
+    def _elsewhere(self, around: Around, budget: int) -> tuple[int, ...]:
+        """Return the tokens of the place in the file that is most like the cursor's."""
+        anchor = around.anchor()
+        indent = len(around.before) - anchor or None
+        text = similar_place(around.before[:anchor], around.after, NEAR_LINES, indent)
+        if text is None:
+            return ()
+        cut = cut_suffix(text, budget, self._tokenize, to_end=True)
+        return cut.tokens if cut.text.endswith("\n") else ()  # half a line would run into the next
 
     def _full(self, uri: str, around: Around, epochs: list[Epoch], serving: Epoch | None) -> Epoch:
         slot = self._slot(uri, epochs, serving)
@@ -255,13 +274,20 @@ class Epochs:
         return cut_prefix(text, budget, self._tokenize, from_start=around.from_start)
 
     def _epoch(
-        self, slot: str, around: Around, prefix: Cut, suffix_budget: int, *, full: bool
+        self,
+        slot: str,
+        around: Around,
+        prefix: Cut,
+        suffix_budget: int,
+        *,
+        full: bool,
+        elsewhere: tuple[int, ...] = (),
     ) -> Epoch:
         suffix = cut_suffix(around.after, suffix_budget, self._tokenize, to_end=around.to_end)
         head = self._template.render(
             repo=None,
             path=around.path,
-            prefix=prefix.tokens,
+            prefix=elsewhere + prefix.tokens,
             suffix=suffix.tokens,
             tokenize=self._tokenize,
         )

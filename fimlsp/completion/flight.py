@@ -59,7 +59,7 @@ class Flight:
         Args:
             typed: Everything typed since the flight's cursor.
         """
-        if self.contradicted or not self.agrees(typed):
+        if not self.agrees(typed):
             return False
         self.expected = typed
         return True

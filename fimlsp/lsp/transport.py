@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import logging
 import os
 import queue
@@ -171,6 +172,8 @@ def _claim_stdio() -> tuple[int, int]:
     except OSError:  # started without a stderr
         os.dup2(nothing, 1)
     os.close(nothing)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # what is printed is seen when it happens
     return in_fd, out_fd
 
 

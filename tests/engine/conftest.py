@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,14 @@ def oracle(native_module: Any, tiny_model: Path) -> Iterator[Oracle]:
     oracle = Oracle(native_module, tiny_model)
     yield oracle
     oracle.close()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock that stands still: set ``clock[0]``. Waiting with a timeout does not use it."""
+    now = [time.monotonic()]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
 
 
 @pytest.fixture

@@ -85,9 +85,7 @@ def test_two_documents_switch_without_reading_either_again(
     ask(engine, "right", right, n=0)
     for key in range(1, 5):
         for name, document in (("left", left), ("right", right)):
-            request = Request(
-                slot=name, prompt=(*document, *text[130 : 130 + key]), max_tokens=6
-            )
+            request = Request(slot=name, prompt=(*document, *text[130 : 130 + key]), max_tokens=6)
             answer = result(engine.submit(request).future)
             assert answer.prompt_tokens == 1
             oracle.check(request, answer)
@@ -170,7 +168,8 @@ def test_a_failed_copy_leaves_an_empty_slot_in_the_books_and_in_the_library() ->
     """The books kept the old tokens of a slot whose cells the failed copy had removed."""
 
     class Refusing:
-        held = {0: 40, 1: 30}
+        def __init__(self) -> None:
+            self.held = {0: 30, 1: 40}
 
         def copy(self, source: int, target: int, n_cells: int) -> None:
             self.held[target] = 7  # half a copy
@@ -194,7 +193,6 @@ def test_a_failed_copy_leaves_an_empty_slot_in_the_books_and_in_the_library() ->
     cells.append(0, range(100, 130))
     cells.acquire("a", [9])
     cells.append(1, range(40))
-    native.held = {0: 30, 1: 40}
     with pytest.raises(DecodeError):
         cells.acquire("b", range(40))
     assert cells.tokens(0) == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -126,15 +126,6 @@ def test_a_watch_that_raises_fails_its_own_request_only(
     assert (again.finish, again.prompt_tokens) == (Finish.MAX_TOKENS, 1)
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    """A clock that stands still: set ``clock[0]``."""
-    now = [time.monotonic()]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    yield now
-    monkeypatch.undo()
-
-
 def test_the_deadline_ends_the_writing_with_what_is_there(
     engine: InProcessEngine, request_: Request, clock: list[float]
 ) -> None:
@@ -147,7 +138,7 @@ def test_the_deadline_ends_the_writing_with_what_is_there(
 
     answer = ask(engine, replace(request_, deadline=deadline, watch=watch))
     assert answer.finish is Finish.DEADLINE
-    assert 8 < len(answer.text)
+    assert len(answer.text) > 8
     assert len(answer.tokens) < 20
 
 

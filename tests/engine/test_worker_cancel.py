@@ -11,7 +11,8 @@ from dataclasses import replace
 import pytest
 from engine_harness import PATIENCE_S, Oracle, Steps, result, wait
 
-from fimlsp.engine.api import Finish, Generation, Phase, Priority, Request
+from fimlsp.engine.api import Finish, Generation, Phase, Priority, Request, Ticket
+from fimlsp.engine.native.parts import AbortFlag
 from fimlsp.engine.worker import InProcessEngine
 from fimlsp.errors import EngineClosedError
 
@@ -105,20 +106,24 @@ def test_a_request_cancelled_while_writing_returns_what_it_has(
 
 
 def test_aborting_at_random_moments_never_changes_what_is_written(
-    open_tiny: OpenEngine, oracle: Oracle, text: list[int]
+    open_tiny: OpenEngine, steps: Steps, oracle: Oracle, text: list[int]
 ) -> None:
     """After an abort ik_llama returns success and leaves cells of garbage behind."""
     engine = open_tiny(n_ubatch=128, n_ctx=1024)
     request = Request(slot="a", prompt=tuple(text * 2), max_tokens=12)
     chance = random.Random(5)
-    cancelled = 0
     for number in range(60):
-        ticket = engine.submit(replace(request, prompt=request.prompt[: chance.randrange(1, 800)]))
+        length = chance.randrange(1, 800)
+        gate = steps.hold(after=chance.randrange(6))
+        ticket = engine.submit(replace(request, prompt=request.prompt[:length]))
+        with gate:
+            if number % 3 == 0:
+                ticket.cancel(keep_step=number % 2 == 0)
         for _spin in range(chance.randrange(6000)):
             pass
-        ticket.cancel(keep_step=number % 5 == 0)
-        cancelled += result(ticket.future).finish is Finish.CANCELLED
-    assert cancelled > 10
+        ticket.cancel()
+        result(ticket.future)
+    assert len(steps.aborts) >= 10
     answer = result(engine.submit(request).future)
     assert len(answer.tokens) == 12
     oracle.check(request, answer)
@@ -143,20 +148,20 @@ def test_many_threads_may_cancel_the_same_request(
     """Two cancels of one queued request both tried to resolve it; one of them raised."""
     gate = steps.hold()
     active = engine.submit(reading)
-    errors: list[BaseException] = []
+    errors: list[Exception] = []
+    together = threading.Barrier(4)
+
+    def cancel(ticket: Ticket) -> None:
+        together.wait(PATIENCE_S)
+        try:
+            ticket.cancel()
+        except Exception as error:
+            errors.append(error)
+
     with gate:
         for _round in range(20):
             queued = engine.submit(replace(reading, slot="b"))
-            together = threading.Barrier(4)
-
-            def cancel(ticket: object = queued, barrier: threading.Barrier = together) -> None:
-                barrier.wait(PATIENCE_S)
-                try:
-                    ticket.cancel()  # type: ignore[attr-defined]  # bound as a default
-                except BaseException as error:
-                    errors.append(error)
-
-            threads = [threading.Thread(target=cancel) for _ in range(4)]
+            threads = [threading.Thread(target=cancel, args=(queued,)) for _ in range(4)]
             for thread in threads:
                 thread.start()
             for thread in threads:
@@ -218,18 +223,24 @@ def test_every_future_resolves_exactly_once_also_at_close(
 
 
 def test_closing_in_the_middle_of_a_step_ends_it_and_frees_the_model(
-    engine: InProcessEngine, steps: Steps, reading: Request
+    engine: InProcessEngine, steps: Steps, reading: Request, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vocabulary = engine.vocabulary
+    flagged = threading.Event()
+    set_flag = AbortFlag.set
+
+    def set_and_tell(flag: AbortFlag) -> None:
+        set_flag(flag)
+        flagged.set()
+
+    monkeypatch.setattr(AbortFlag, "set", set_and_tell)
     gate = steps.hold(lambda step: step.pos == 96)
     ticket = engine.submit(reading)
     thread = next(t for t in threading.enumerate() if t.name == "fimlsp-engine")
     closing = threading.Thread(target=engine.close)
     with gate:
         closing.start()
-        # close() sets the flag before it waits; the step must not start without it
-        while not engine._abort.is_set():
-            threading.Event().wait(0.001)
+        wait(flagged)
     closing.join(PATIENCE_S)
     assert not thread.is_alive()
     assert result(ticket.future).finish is Finish.CANCELLED

@@ -49,13 +49,16 @@ def test_foreground_takes_the_engine_inside_a_warm_ups_step_and_the_warm_up_goes
 def test_a_warm_up_gives_way_many_times_and_completes(
     engine: InProcessEngine, steps: Steps, warmup: Request, foreground: Request
 ) -> None:
-    gates = [steps.hold(lambda step, pos=pos: step.pos == pos) for pos in (32, 64, 96)]
+    gate = steps.hold()
     warming = engine.submit(warmup)
-    for gate in gates:
+    for _time in range(5):
         with gate:
+            gate = steps.hold(lambda step: step.slot == 0, after=1)
             typed = engine.submit(foreground)
         assert result(typed.future).finish is Finish.MAX_TOKENS
+    gate.open()
     assert result(warming.future).finish is Finish.MAX_TOKENS
+    assert len(steps.aborts) == 5
     assert engine.reusable("background", warmup.prompt) == 319
 
 
@@ -138,15 +141,24 @@ def test_the_queue_goes_by_priority_and_then_by_age(
 
 
 def test_background_steps_are_short_while_a_person_types(
-    open_tiny: OpenEngine, steps: Steps, warmup: Request, foreground: Request
+    open_tiny: OpenEngine,
+    steps: Steps,
+    warmup: Request,
+    foreground: Request,
+    clock: list[float],
 ) -> None:
     engine = open_tiny(n_ubatch=128)
-    result(engine.submit(warmup).future)
-    assert max(len(step.tokens) for step in steps.log) == 128
-    # As on a slow machine; the tiny model reads 120 ms' worth of tokens in one step anywhere.
-    engine._speed = replace(engine.speed, prefill_tok_s=100.0)
-    result(engine.submit(replace(foreground, max_tokens=0)).future)
-    engine._speed = replace(engine.speed, prefill_tok_s=100.0)
-    steps.clear()
-    result(engine.submit(replace(warmup, slot="other", prompt=warmup.prompt[::-1])).future)
-    assert max(len(step.tokens) for step in steps.log) == 12
+
+    def longest_step(request: Request) -> int:
+        # A slow machine; the tiny model reads 120 ms' worth of tokens in one step anywhere.
+        engine._speed = replace(engine.speed, prefill_tok_s=100.0)
+        steps.clear()
+        result(engine.submit(request).future)
+        return max(len(step.tokens) for step in steps.log)
+
+    clock[0] += 2.0
+    assert longest_step(warmup) == 128
+    assert longest_step(replace(foreground, prompt=warmup.prompt[::-1])) == 128
+    assert longest_step(replace(warmup, slot="b", prompt=warmup.prompt[1:])) == 12
+    clock[0] += 2.0
+    assert longest_step(replace(warmup, slot="c", prompt=warmup.prompt[2:])) == 128

@@ -46,8 +46,8 @@ def choose(name: str) -> Any:
         return backend_module(name)
     if not present:
         raise BackendUnavailableError(
-            "no native library is installed. Install one with: pip install ik-llama-cpp-python "
-            "(prebuilt), or pip install 'fimlsp[llama-cpp]' (compiled here)"
+            "no native library is installed. Install one with: pip install "
+            "ik-llama-cpp-python==0.1.5 (prebuilt) or llama-cpp-python==0.3.36 (compiled here)"
         )
     if present == ("llama_cpp",) or ("llama_cpp" in present and _has_gpu()):
         return backend_module("llama_cpp")

@@ -43,7 +43,7 @@ def _api() -> Any:
     pointer, i32, u32, size = ctypes.c_void_p, ctypes.c_int32, ctypes.c_uint32, ctypes.c_size_t
     for name, argtypes, restype in (
         ("llama_kv_cache_seq_rm", [pointer, i32, i32, i32], ctypes.c_bool),
-        ("llama_kv_cache_seq_pos_max", [pointer, i32], i32),
+        ("llama_get_kv_cache_used_cells", [pointer], i32),
         ("llama_set_abort_callback", [pointer, api.ggml_abort_callback, pointer], None),
         ("llama_state_seq_get_size", [pointer, i32, u32], size),
         ("llama_state_seq_get_data", [pointer, pointer, size, i32, u32], size),
@@ -215,7 +215,8 @@ class IkSlots:
     def n_cells(self, slot: int) -> int:
         """Return how many cells the library counts."""
         context = self._contexts[slot]
-        return 0 if context is None else int(self._lib.llama_kv_cache_seq_pos_max(context, 0)) + 1
+        # Not llama_kv_cache_seq_pos_max: it gives 0 for an empty sequence and for one cell.
+        return 0 if context is None else int(self._lib.llama_get_kv_cache_used_cells(context))
 
     def close(self) -> None:
         """Free contexts and batch."""

@@ -1,1 +1,0 @@
-"""Draft sources: each guesses the next tokens, none of them decides whether that pays."""
