@@ -19,6 +19,7 @@ import numpy.typing as npt
 from fimlsp.engine.api import EngineParams, EngineState, Finish, Generation, Phase, Request
 from fimlsp.engine.native.parts import AbortFlag
 from fimlsp.engine.native.seam import LoadParams, NativeSlots, SlotParams
+from fimlsp.engine.vocabulary import LIKELY_NEXT
 from fimlsp.engine.worker import InProcessEngine
 
 PATIENCE_S = 60.0
@@ -168,12 +169,15 @@ class Oracle:
 
     def allowed(self, left: bytes, never: Iterable[int] = ()) -> npt.NDArray[np.bool_]:
         """Return the mask of text tokens that continue the imposed bytes, by brute force."""
-        fits = [
-            bool(piece) and (piece.startswith(left) or left.startswith(piece))
-            for piece in self.pieces
-        ]
-        mask = np.array(fits) & [not self.model.is_eog(t) for t in range(len(fits))]
-        mask[list(never)] = False
+        likely = {self.model.tokenize(left + more, special=False)[0] for more in LIKELY_NEXT}
+        longer = [piece.startswith(left) for piece in self.pieces]
+        shorter = [bool(piece) and left.startswith(piece) for piece in self.pieces]
+        usual = [t in likely and fits for t, fits in enumerate(shorter)]
+        for fits in (np.logical_or(longer, usual), np.logical_or(longer, shorter)):
+            mask = fits & [not self.model.is_eog(t) for t in range(len(fits))]
+            mask[list(never)] = False
+            if mask.any():
+                break
         return mask
 
     def check(self, request: Request, generation: Generation) -> None:

@@ -3,7 +3,10 @@
 The prompt ends at a token boundary left of the cursor; the bytes from there to the cursor are not
 evaluated as tokens but imposed as a constraint, so the model may choose tokens that reach across
 the cursor. At each step the allowed tokens are those that start with what remains of the
-constraint, and those that are a proper prefix of it ("character prefix conditioning").
+constraint, and those proper prefixes of it with which the tokeniser itself would begin a text like
+this ("character prefix conditioning"). Other prefixes are left out: no text that the model has seen
+goes on with ``.c`` and ``lear``, but the noise in their logits beats ``.clear`` where ``.pop`` is
+what the model wanted.
 """
 
 from __future__ import annotations
@@ -41,12 +44,15 @@ class Constraint:
         Every byte is a token of its own in byte-level vocabularies; where one is not, or may not
         be written (``forbidden``), the caller gets an empty array and must end the request.
         """
-        longer = self._vocabulary.starting_with(self._left)
         shorter = self._vocabulary.proper_prefixes(self._left)
-        allowed = np.concatenate([longer, np.array(shorter, dtype=np.int32)]) if shorter else longer
-        if self._forbidden:
-            allowed = allowed[~np.isin(allowed, self._forbidden)]
-        return allowed
+        likely = self._vocabulary.first_tokens(self._left)
+        longer = self._vocabulary.starting_with(self._left)
+        allowed = self._permitted(longer, [token for token in shorter if token in likely])
+        return allowed if len(allowed) else self._permitted(longer, shorter)
+
+    def _permitted(self, longer: Tokens, shorter: list[int]) -> Tokens:
+        both = np.concatenate([longer, np.array(shorter, dtype=np.int32)]) if shorter else longer
+        return both[~np.isin(both, self._forbidden)] if self._forbidden else both
 
     def advance(self, token: int) -> None:
         """Take the bytes of an emitted token off the constraint."""

@@ -19,6 +19,10 @@ _MARKER = re.compile(rb"<\|[^|<>\s]+\|>")
 """A spelling that no family uses for anything but control tokens."""
 
 
+LIKELY_NEXT = (b"", b"a", b"e", b"i", b"r", b"s", b"t", b"A", b"_", b"1", b" ", b"\n", b"(", b".", b"=")
+"""How a text may go on: what follows decides where its first token ends."""
+
+
 @dataclass(frozen=True, slots=True)
 class _TextTokens:
     """Every token that may be text, in the order of its bytes. Replaced as a whole."""
@@ -113,6 +117,10 @@ class ModelVocabulary:
         text = self._text
         first, last = text.span(head)
         return text.ids[first:last]
+
+    def first_tokens(self, text: bytes) -> set[int]:
+        """Return the ids with which the tokeniser begins ``text`` and likely longer texts."""
+        return {self.tokenize(text + more)[0] for more in LIKELY_NEXT}
 
     def proper_prefixes(self, text: bytes) -> list[int]:
         """Return the ids of all text tokens that are proper prefixes of ``text``."""
