@@ -19,7 +19,23 @@ _MARKER = re.compile(rb"<\|[^|<>\s]+\|>")
 """A spelling that no family uses for anything but control tokens."""
 
 
-LIKELY_NEXT = (b"", b"a", b"e", b"i", b"r", b"s", b"t", b"A", b"_", b"1", b" ", b"\n", b"(", b".", b"=")
+LIKELY_NEXT = (
+    b"",
+    b"a",
+    b"e",
+    b"i",
+    b"r",
+    b"s",
+    b"t",
+    b"A",
+    b"_",
+    b"1",
+    b" ",
+    b"\n",
+    b"(",
+    b".",
+    b"=",
+)
 """How a text may go on: what follows decides where its first token ends."""
 
 
