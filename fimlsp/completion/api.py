@@ -30,6 +30,13 @@ class CompletionParams:
     """Tokens per suggestion at most."""
     max_ms: Annotated[int, Between(10, 600_000)] = 2000
     """Time for one suggestion; at the deadline what is there is shown."""
+    cold_confidence: Annotated[float, Between(0, 1)] = 0.74
+    """A suggestion from a small window (see ``window.cold_ms``) is shown at once only if the model
+    gave its tokens this probability on average; otherwise the full window is read first. 0 shows
+    every one, 1 none."""
+    patience_ms: Annotated[int, Between(0, 600_000)] = 300
+    """After this many milliseconds of writing, a suggestion ends with its current line; a fast
+    machine writes whole blocks in that time."""
     multiline: Annotated[str, OneOf("auto", "never", "always")] = "auto"
     """``auto``, ``never`` or ``always``: whether a suggestion may have several lines. ``auto``
     keeps to the line when the cursor is inside one."""

@@ -166,6 +166,10 @@ class Epochs:
         self._remember(snapshot.uri, epoch)
         return epoch if self._missing(epoch.slot, epoch.head) > 1 else None
 
+    def plan_with(self, epoch: Epoch, snapshot: Snapshot) -> Plan | None:
+        """Return the prompt that ``epoch`` gives for ``snapshot``, warm or not."""
+        return next(self._fitting(Around.of(snapshot, self.window), [epoch]), None)
+
     def fits(self, epoch: Epoch, snapshot: Snapshot) -> bool:
         """Tell whether ``epoch`` could serve the cursor of ``snapshot``, warm or not."""
         return epoch.typed(Around.of(snapshot, self.window)) is not None

@@ -7,6 +7,7 @@ Both sides only ever replace immutable values, so no lock is needed.
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 
 from fimlsp.completion.epochs import Plan
@@ -23,14 +24,19 @@ class Flight:
     plan: Plan
     stop: StopRule
     """Tells whether the bytes generated right of the cursor are enough."""
+    patience_s: float = float("inf")
+    """Seconds of writing after which the text ends with its current line."""
     spellings: tuple[str, ...] = ()
     """The model's control tokens as text."""
     produced: str = ""
     """Text right of the cursor so far, whole characters only."""
+    thorough: bool = False
+    """The full window is read for it first; a newer keystroke does not wait for that."""
     expected: str = ""
     """What has been typed since; generation that contradicts it is of no use."""
     contradicted: bool = False
     """Generation was ended for that, in the middle of anything."""
+    began_writing: float | None = None
     ticket: Ticket | None = None
     answer: asyncio.Future[Generation] | None = None
 
@@ -39,7 +45,16 @@ class Flight:
         new = self._new(generated)
         self.produced = decode(new)[0]
         self.contradicted = not self.agrees(self.expected)
-        return self.contradicted or self.stop(new)
+        return self.contradicted or self.stop(new) or self._patience_is_over()
+
+    def _patience_is_over(self) -> bool:
+        """Tell whether a line has just ended and no time is left for another."""
+        now = time.monotonic()
+        if self.began_writing is None:
+            self.began_writing = now
+        text, line_end, unfinished = self.produced.rpartition("\n")
+        between_lines = bool(line_end and text.strip() and not unfinished.strip())
+        return between_lines and now - self.began_writing > self.patience_s
 
     def kept(self, generation: Generation) -> str:
         """Return what the stop rule keeps, without the healed bytes and half a character."""
@@ -59,7 +74,7 @@ class Flight:
         Args:
             typed: Everything typed since the flight's cursor.
         """
-        if not self.agrees(typed):
+        if not self.agrees(typed) or (self.thorough and not self.produced):
             return False
         self.expected = typed
         return True

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from fimlsp.completion.api import CompletionParams, ServiceState, Status, Trigger
-from fimlsp.completion.epochs import Around, Epochs, fit_window
+from fimlsp.completion.epochs import Around, Epochs, Plan, fit_window
 from fimlsp.completion.flight import Flight, Waiter, timings_of
 from fimlsp.completion.stop import StopRule, stop_rule
 from fimlsp.completion.suggestions import NEAR, Suggestions
@@ -23,13 +23,7 @@ from fimlsp.completion.trim import Trimmed, trim
 from fimlsp.completion.warmups import Warmups
 from fimlsp.context.params import WindowParams
 from fimlsp.document import Completion, NoCompletion, Reason, Snapshot
-from fimlsp.engine.api import (
-    Engine,
-    EngineState,
-    Generation,
-    Phase,
-    Request,
-)
+from fimlsp.engine.api import Engine, EngineState, Generation, Phase, Priority, Request
 from fimlsp.errors import FimlspError
 from fimlsp.prompt.builder import MAX_HEALED_TOKENS
 from fimlsp.prompt.templates import ResolvedTemplate, resolve_template
@@ -204,8 +198,9 @@ class Completions:
         return self._serving
 
     async def _generate(self, serving: _Serving, snapshot: Snapshot, waiter: Waiter) -> Answer:
+        plan: Plan | None = None
         while True:
-            flight = self._join(serving, snapshot) or self._begin(serving, snapshot)
+            flight = self._join(serving, snapshot) or self._begin(serving, snapshot, plan)
             assert flight.answer is not None
             await self._first(flight, waiter)
             if waiter.superseded.done():
@@ -213,15 +208,24 @@ class Completions:
             if self._flights.get(snapshot.uri) is flight:
                 del self._flights[snapshot.uri]
             generation = flight.answer.result()
+            better = serving.epochs.better(snapshot, flight.plan)
+            if better and plan is None and self._is_unsure(flight, generation):
+                plan = serving.epochs.plan_with(better, snapshot)
+                continue  # a guess from a few lines would be noise: read the full window first
             answer = self._land(flight, generation)
             if flight.snapshot is not snapshot:
                 rest = self._suggestions.find(snapshot)
                 if rest is None:
                     continue  # what was typed since turned out differently: ask anew, all is warm
                 answer = (replace(rest, timings=timings_of(generation)),)
-            if better := serving.epochs.better(snapshot, flight.plan):
+            if better:
                 serving.warmups.start(snapshot.uri, better)
             return answer
+
+    def _is_unsure(self, flight: Flight, generation: Generation) -> bool:
+        """Tell whether a small window's guess had better not be shown."""
+        small = not flight.plan.epoch.full and flight.result() is not None
+        return small and generation.confidence < self._params.cold_confidence
 
     async def _first(self, flight: Flight, waiter: Waiter) -> None:
         """Wait for the flight's end or the waiter's; when cancelled, let the flight go soon."""
@@ -262,14 +266,17 @@ class Completions:
         before = flight.plan.typed
         if now is not None and now.startswith(before) and flight.land(now[len(before) :]):
             return flight
-        self._drop_flight(snapshot.uri, keep_step=now is not None and not flight.produced)
+        shared = now is not None and not flight.produced and not flight.thorough
+        self._drop_flight(snapshot.uri, keep_step=shared)
         return None
 
-    def _begin(self, serving: _Serving, snapshot: Snapshot) -> Flight:
-        plan = serving.epochs.plan(snapshot)
+    def _begin(self, serving: _Serving, snapshot: Snapshot, thorough: Plan | None) -> Flight:
+        plan = thorough or serving.epochs.plan(snapshot)
         serving.warmups.stop_unless_useful(snapshot, plan.epoch)
         spellings = serving.template.template.spellings
-        flight = Flight(snapshot, plan, self._stop_rule(snapshot), spellings)
+        patience_s = self._params.patience_ms / 1e3
+        flight = Flight(snapshot, plan, self._stop_rule(snapshot), patience_s, spellings)
+        flight.thorough = thorough is not None
         room = serving.engine.n_ctx - len(plan.prompt)
         self._set_status(replace(self._status, state=ServiceState.BUSY))
         flight.ticket = serving.engine.submit(
@@ -279,7 +286,8 @@ class Completions:
                 must_start_with=plan.healed.must_start_with,
                 max_tokens=max(1, min(self._params.max_tokens + MAX_HEALED_TOKENS, room)),
                 stop_tokens=serving.template.stop_tokens,
-                deadline=time.monotonic() + self._params.max_ms / 1e3,
+                deadline=None if thorough else time.monotonic() + self._params.max_ms / 1e3,
+                priority=Priority.PREFETCH if thorough else Priority.FOREGROUND,
                 watch=flight.watch,
             )
         )

@@ -15,7 +15,7 @@ from fimlsp.engine.api import Finish, Generation, Request
 from fimlsp.engine.cells import Cells
 from fimlsp.engine.healing import Constraint
 from fimlsp.engine.native.seam import AbortedError, Logits, NativeSlots
-from fimlsp.engine.sampling import greedy
+from fimlsp.engine.sampling import greedy, logprob
 from fimlsp.engine.vocabulary import ModelVocabulary
 
 
@@ -34,6 +34,7 @@ class Progress:
     decode_ms: float = 0.0
     text: bytearray = field(default_factory=bytearray)
     tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +130,7 @@ class Generator:
             if constraint.active:
                 constraint.advance(token)
             progress.tokens.append(token)
+            progress.logprobs.append(logprob(logits[-1], token))
             progress.text += piece
             progress.decode_ms = (time.monotonic() - begun) * 1e3
             if request.watch is not None and request.watch(bytes(progress.text)):
@@ -152,6 +154,7 @@ def generation(progress: Progress, finish: Finish, submitted: float) -> Generati
     return Generation(
         text=bytes(progress.text),
         tokens=tuple(progress.tokens),
+        logprobs=tuple(progress.logprobs),
         finish=finish,
         prompt_tokens=progress.evaluated,
         reused_tokens=progress.warm,

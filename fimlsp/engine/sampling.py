@@ -19,3 +19,9 @@ def greedy(row: npt.NDArray[np.float32], allowed: npt.NDArray[np.int32] | None =
         return int(row.argmax())
     values: npt.NDArray[Any] = row[allowed]
     return int(allowed[int(values.argmax())])
+
+
+def logprob(row: npt.NDArray[np.float32], token: int) -> float:
+    """Return the natural log of the probability that ``row`` (``[n_vocab]``) gives ``token``."""
+    top = row.max()
+    return float(row[token] - top - np.log(np.exp(row - top).sum()))
