@@ -213,6 +213,8 @@ class ScriptedEngine:
         self.released: list[str] = []
         self.is_closed = False
         self.speed = Speed(prefill_tok_s=100.0, decode_ms=50.0)
+        self.logprob = 0.0
+        """What every token gets: 0 is sure."""
         self.info = ModelInfo(
             path=Path("scripted.gguf"),
             backend="scripted",
@@ -290,6 +292,7 @@ class ScriptedEngine:
             Generation(
                 text=text,
                 tokens=tuple(tokens),
+                logprobs=(self.logprob,) * len(tokens),
                 finish=finish,
                 prompt_tokens=len(request.prompt) - reused,
                 reused_tokens=reused,

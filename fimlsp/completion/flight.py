@@ -28,10 +28,10 @@ class Flight:
     """Seconds of writing after which the text ends with its current line."""
     spellings: tuple[str, ...] = ()
     """The model's control tokens as text."""
-    produced: str = ""
-    """Text right of the cursor so far, whole characters only."""
     thorough: bool = False
     """The full window is read for it first; a newer keystroke does not wait for that."""
+    produced: str = ""
+    """Text right of the cursor so far, whole characters only."""
     expected: str = ""
     """What has been typed since; generation that contradicts it is of no use."""
     contradicted: bool = False

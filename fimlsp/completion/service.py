@@ -274,9 +274,8 @@ class Completions:
         plan = thorough or serving.epochs.plan(snapshot)
         serving.warmups.stop_unless_useful(snapshot, plan.epoch)
         spellings = serving.template.template.spellings
-        patience_s = self._params.patience_ms / 1e3
-        flight = Flight(snapshot, plan, self._stop_rule(snapshot), patience_s, spellings)
-        flight.thorough = thorough is not None
+        rule, patience_s = self._stop_rule(snapshot), self._params.patience_ms / 1e3
+        flight = Flight(snapshot, plan, rule, patience_s, spellings, thorough=bool(thorough))
         room = serving.engine.n_ctx - len(plan.prompt)
         self._set_status(replace(self._status, state=ServiceState.BUSY))
         flight.ticket = serving.engine.submit(
