@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from fimlsp.completion.flight import TEXT_LOG
 from fimlsp.config import LogParams, Settings
 
 Command = Callable[..., Any]
@@ -46,10 +47,17 @@ def start_logging(params: LogParams) -> None:
         handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     # On the handler too: a client that asks for log messages gets them whatever this file gets.
-    handler.setLevel(params.level.upper())
+    level = logging.getLevelNamesMapping()[params.level.upper()]
+    if params.text:
+        level = min(level, logging.INFO)
+    handler.setLevel(level)
     root = logging.getLogger("fimlsp")
-    root.handlers[:] = [handler]
-    root.setLevel(params.level.upper())
+    for old in [*root.handlers]:
+        root.removeHandler(old)
+        old.close()
+    root.addHandler(handler)
+    root.setLevel(level)
+    logging.getLogger(TEXT_LOG).disabled = not params.text
 
 
 def say_problems(settings: Settings) -> None:

@@ -7,6 +7,7 @@ Both sides only ever replace immutable values, so no lock is needed.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from dataclasses import dataclass, field
 
@@ -14,6 +15,11 @@ from fimlsp.completion.epochs import Plan
 from fimlsp.completion.stop import StopRule, decode
 from fimlsp.document import Snapshot, Timings
 from fimlsp.engine.api import Finish, Generation, Ticket
+
+TEXT_LOG = "fimlsp.text"
+"""The one logger that may hold a person's text; silent unless ``log.text`` is set."""
+text_log = logging.getLogger(TEXT_LOG)
+text_log.disabled = True
 
 
 @dataclass(slots=True)
@@ -59,7 +65,10 @@ class Flight:
     def kept(self, generation: Generation) -> str:
         """Return what the stop rule keeps, without the healed bytes and half a character."""
         ended = generation.finish in (Finish.STOP_TOKEN, Finish.WATCH)
-        return self.stop.keep(self._new(generation.text), ended=ended)
+        epoch, new = self.plan.epoch, self._new(generation.text)
+        parts = (epoch.prefix.text, epoch.suffix.text, self.plan.typed, decode(new)[0])
+        text_log.info("prefix %r suffix %r typed %r middle %r", *parts)
+        return self.stop.keep(new, ended=ended)
 
     def _new(self, generated: bytes) -> bytes:
         return generated[len(self.plan.healed.must_start_with) :]
