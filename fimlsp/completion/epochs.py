@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from fimlsp.context.naming import shown_path
 from fimlsp.context.params import WindowParams
 from fimlsp.context.similar import REACH, similar_place
 from fimlsp.context.window import CHARS_PER_TOKEN, Cut, cut_prefix, cut_suffix
@@ -95,7 +96,7 @@ class Around:
             after=snapshot.after(n_after),
             from_start=snapshot.cursor <= n_before,
             to_end=len(snapshot.text) - snapshot.cursor <= n_after,
-            path=snapshot.path,
+            path=shown_path(snapshot.path, snapshot.language_id),
         )
 
     def anchor(self) -> int:
