@@ -18,7 +18,8 @@ from fimlsp.models.fim import require_fim
 from fimlsp.models.gguf import read_gguf
 
 UNHURRIED_MS = 60_000
-"""A single completion has no earlier one to be warm from, so it may read its whole window."""
+"""A single completion has no earlier one to be warm from and nobody who types meanwhile, so it may
+read its whole window and write its whole block."""
 
 
 def open_engine(config: Config) -> Engine:
@@ -41,7 +42,7 @@ async def complete_once(
         FimlspError: the model can't be had, loaded or run.
     """
     window = replace(config.window, cold_ms=UNHURRIED_MS)
-    params = replace(config.completion, max_ms=max(UNHURRIED_MS, config.completion.max_ms))
+    params = replace(config.completion, max_ms=UNHURRIED_MS, patience_ms=UNHURRIED_MS)
     service = Completions(params, window)
     ready: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
 
