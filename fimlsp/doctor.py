@@ -50,6 +50,12 @@ _RUNTIME_BYTES = 700 * _MIB
 Probe = Callable[[str], Mapping[str, Any]]
 """Answers for one native library: see :mod:`fimlsp.engine.native.probe`."""
 
+SLOW_TOK_S = 40.0
+"""Prompt tokens a second below which first suggestions take too long to be of use."""
+SLOW_ADVICE = (
+    "slow: if the machine is not busy with other work, set models.target to a smaller model"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
@@ -309,8 +315,11 @@ def _check_completion(complete: Callable[[], Timings]) -> Check:
     except FimlspError as exc:
         advice = _rebuild_advice("") if "illegal instruction" in str(exc) else ""
         return make(ok=False, detail=str(exc), advice=advice)
+    read_tok_s = timings.prompt_tokens / max(1.0, timings.prefill_ms) * 1e3
+    advice = SLOW_ADVICE if timings.prompt_tokens and read_tok_s < SLOW_TOK_S else ""
     return make(
         ok=True,
+        advice=advice,
         detail=f"{timings.prompt_tokens} prompt tokens in {timings.prefill_ms:.0f} ms, "
         f"{timings.tokens} tokens in {timings.decode_ms:.0f} ms",
     )

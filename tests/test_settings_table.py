@@ -25,10 +25,8 @@ def test_every_setting_has_a_row_with_a_description() -> None:
 
 
 def test_a_row_has_name_default_values_and_description() -> None:
-    row = "| `completion.max_ms` | `2000` | an integer from 10 to 600000 | "
-    assert row + "Time for one suggestion; at the deadline what is there is shown. |" in (
-        settings_markdown().splitlines()
-    )
+    row = "| `completion.max_lines` | `12` | an integer from 1 to 1000 | "
+    assert row + "Lines per suggestion at most. |" in settings_markdown().splitlines()
 
 
 def test_only_the_text_between_the_markers_changes(tmp_path: Path) -> None:

@@ -32,7 +32,10 @@ _SHOWN_LINES = 12
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @with_settings
 def complete(file: Path, line: int, column: int, as_json: bool, settings: Settings) -> None:
-    """Complete FILE at a cursor and print the suggestion with its timings."""
+    """Complete FILE at a cursor and print the suggestion with its timings.
+
+    Reads the whole window and takes the time it needs, unlike the server.
+    """
     say_problems(settings)
     _run(settings.config, _snapshot_of(file, line, column), as_json=as_json)
 
@@ -62,7 +65,17 @@ def _run(config: Config, snapshot: Snapshot, *, as_json: bool) -> None:
     elif isinstance(answer, NoCompletion):
         click.echo(f"no suggestion: {answer.reason.value} {answer.detail}".rstrip(), err=True)
     else:
-        _show(answer[0], snapshot)
+        console = Console(highlight=False)
+        if console.is_terminal:
+            _show(console, answer[0], snapshot)
+        else:
+            click.echo(answer[0].text)
+        t = answer[0].timings
+        click.echo(
+            f"{t.prompt_tokens} prompt tokens read in {t.prefill_ms:.0f} ms, "
+            f"{t.tokens} tokens written in {t.decode_ms:.0f} ms",
+            err=True,
+        )
 
 
 def _as_json(answer: tuple[Completion, ...] | NoCompletion) -> dict[str, object]:
@@ -84,20 +97,14 @@ def _as_json(answer: tuple[Completion, ...] | NoCompletion) -> dict[str, object]
     }
 
 
-def _show(completion: Completion, snapshot: Snapshot) -> None:
-    """Print the end of the file up to the cursor, the suggestion in grey, and the timings."""
+def _show(console: Console, completion: Completion, snapshot: Snapshot) -> None:
+    """Print the end of the file up to the cursor, and the suggestion in grey."""
     before = snapshot.before(1 << 16).split("\n")[-_SHOWN_LINES:]
     rest = snapshot.rest_of_line()[completion.replace_after :]
     text = Text("\n".join(before))
     text.append(completion.text, style="bright_black italic")
     text.append(rest)
-    Console(highlight=False).print(text)
-    t = completion.timings
-    click.echo(
-        f"\n{t.prompt_tokens} prompt tokens read in {t.prefill_ms:.0f} ms, "
-        f"{t.tokens} tokens written in {t.decode_ms:.0f} ms",
-        err=True,
-    )
+    console.print(text)
 
 
 def _snapshot_of(file: Path, line: int, column: int) -> Snapshot:

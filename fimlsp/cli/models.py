@@ -32,11 +32,14 @@ def list_models(as_json: bool, settings: Settings) -> None:
     if as_json:
         click.echo(json.dumps([asdict(row) for row in rows]))
         return
-    table = Table("name", "size", "licence", "context", "draft partner", "on this machine")
+    table = Table()
+    for title in ("name", "size", "licence", "context", "here"):
+        table.add_column(title, no_wrap=True)  # a cut name is of no use, in a pipe least of all
+    table.add_column("draft partner")
     for row in rows:
         size = f"{'' if row.size_is_exact else '~'}{row.size_bytes / 1e9:.2f} GB"
         here = "yes" if row.verified else "not verified" if row.installed else ""
-        table.add_row(row.name, size, row.licence, str(row.n_ctx_train), row.draft, here)
+        table.add_row(row.name, size, row.licence, str(row.n_ctx_train), here, row.draft)
     Console().print(table)
 
 

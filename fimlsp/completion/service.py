@@ -23,7 +23,7 @@ from fimlsp.completion.trim import Trimmed, trim
 from fimlsp.completion.warmups import Warmups
 from fimlsp.context.params import WindowParams
 from fimlsp.document import Completion, NoCompletion, Reason, Snapshot
-from fimlsp.engine.api import Engine, EngineState, Generation, Phase, Priority, Request
+from fimlsp.engine.api import Engine, EngineState, Finish, Generation, Phase, Priority, Request
 from fimlsp.errors import FimlspError
 from fimlsp.prompt.builder import MAX_HEALED_TOKENS
 from fimlsp.prompt.templates import ResolvedTemplate, resolve_template
@@ -60,8 +60,6 @@ class Completions:
         self._flights: dict[str, Flight] = {}
         self._listeners: list[Callable[[Status], None]] = []
         self._status = Status(state=ServiceState.LOADING, message="starting")
-
-    # ---- the engine comes, changes, goes
 
     def use_engine(self, engine: Engine) -> None:
         """Serve from ``engine`` from now on; it may still be loading. Its maker closes it."""
@@ -300,6 +298,8 @@ class Completions:
         timings = timings_of(generation)
         if flight.result() is None:
             return NoCompletion(reason=Reason.CANCELLED, timings=timings)
+        if generation.finish is Finish.DEADLINE and not generation.tokens:
+            return NoCompletion(reason=Reason.OVER_BUDGET, timings=timings)
         snapshot = flight.snapshot
         trimmed = trim(
             flight.kept(generation),

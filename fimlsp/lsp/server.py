@@ -112,6 +112,9 @@ class FimlspServer(LanguageServer):
 
     def report_server_error(self, error: Exception, source: object) -> None:
         """Log what pygls would show in a popup, at every key if it came to that."""
+        if isinstance(error, JsonRpcInvalidParams):
+            log.warning("a message can't be read: %s", error)
+            return
         trace = getattr(error, "data", None) or {}
         details = "".join(trace.get("traceback", [])) if isinstance(trace, dict) else ""
         log.error("%s\n%s", error, details)

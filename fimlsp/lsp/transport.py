@@ -145,7 +145,9 @@ async def _read_body(reader: asyncio.StreamReader) -> bytes | None:
     length = None
     while line := await reader.readline():
         name, _, value = line.partition(b":")
-        if name.strip().lower() == b"content-length" and value.strip().isdigit():
+        if name.strip().lower() == b"content-length":
+            if not value.strip().isdigit():  # where the next message begins can't be known
+                raise ValueError(f"found Content-Length {value.strip()[:20]!r}, expected digits")
             length = int(value)
         elif length is not None and not line.strip():
             if length > _MAX_BODY:
