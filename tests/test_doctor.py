@@ -216,3 +216,12 @@ def test_an_x86_cpu_without_avx2_is_told_how_to_build() -> None:
     check = doctor._check_cpu("Old", frozenset({"sse2"}))
     assert check.ok is None
     assert "-DGGML_NATIVE=ON" in check.advice
+
+
+def test_a_slow_machine_is_told_to_take_a_smaller_model(model: ModelsParams) -> None:
+    def crawls() -> Timings:
+        return Timings(prompt_tokens=359, prefill_ms=15_000.0, tokens=7, decode_ms=4_600.0)
+
+    completion = examine(model, complete=crawls)["completion"]
+    assert completion.ok
+    assert "smaller model" in completion.advice

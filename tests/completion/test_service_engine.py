@@ -338,3 +338,12 @@ async def test_a_suggestion_is_shown_although_nothing_can_be_read_ahead() -> Non
     await settle()
     assert text_of(await desk.ask(f"{LINES}x = ‸\n{LINES}")) == "alpha"
     assert desk.state() is ServiceState.READY
+
+
+async def test_a_prompt_that_takes_too_long_to_read_is_said_to_be_over_budget() -> None:
+    """It once read as if the model had nothing to say."""
+    desk = await ready_desk()
+    desk.engine.held = True
+    task = await desk.start("x = ‸\n")
+    desk.engine.finish(desk.engine.waiting[0], Finish.DEADLINE)
+    assert reason_of(await answer_of(task)) == "over_budget"

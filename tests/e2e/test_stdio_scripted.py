@@ -123,6 +123,15 @@ def test_a_broken_message_costs_only_itself(client: LspClient) -> None:
     assert [(m["id"], m["error"]["code"]) for m in answers] == [(None, -32700), (None, -32600)]
 
 
+def test_a_length_that_is_no_number_ends_the_server_instead_of_its_answers(
+    fresh: LspClient,
+) -> None:
+    """It once went on reading out of step: alive, and silent for good."""
+    fresh.initialize()
+    fresh.send_raw(b"Content-Length: abc\r\n\r\n{}")
+    assert fresh.wait_exit(10) == 1
+
+
 ANYTHING = st.none() | st.integers() | st.text(max_size=3) | st.just([]) | st.just({})
 
 
