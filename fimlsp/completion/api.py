@@ -31,7 +31,7 @@ class CompletionParams:
     max_ms: Annotated[int, Between(10, 600_000)] = 2000
     """Time for one suggestion; at the deadline what is there is shown. A full window that
     ``cold_confidence`` asks for takes its time; the next key ends that."""
-    cold_confidence: Annotated[float, Between(0, 1)] = 0.74
+    cold_confidence: Annotated[float, Between(0, 1)] = 0.70
     """A suggestion from a small window (see ``window.cold_ms``) is shown at once only if the model
     gave its tokens this probability on average; otherwise the full window is read first. 0 shows
     every one, 1 none."""
