@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import threading
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -115,20 +116,12 @@ def _threads(config: Config) -> int:
 
 def _as_sets(config: Config, model: Path, threads: int) -> list[str]:
     """Return the server's arguments: every setting of this run, so that both sides agree."""
-    pairs = {
-        "models.target": str(model),
-        "engine.threads": threads,
-        "engine.backend": config.engine.backend,
-        "engine.n_ctx": config.engine.n_ctx,
-        "engine.slots": config.engine.slots,
-        "engine.n_ubatch": config.engine.n_ubatch,
-        "window.prefix_tokens": config.window.prefix_tokens,
-        "window.suffix_tokens": config.window.suffix_tokens,
-        "window.cold_ms": config.window.cold_ms,
-        "completion.max_tokens": config.completion.max_tokens,
-        "completion.max_ms": config.completion.max_ms,
-        "completion.multiline": config.completion.multiline,
+    pairs: dict[str, object] = {
+        f"{section}.{key}": value
+        for section in ("completion", "window", "engine")
+        for key, value in asdict(getattr(config, section)).items()
     }
+    pairs |= {"models.target": str(model), "engine.threads": threads}
     return [
         part for key, value in pairs.items() for part in ("--set", f"{key}={json.dumps(value)}")
     ]
