@@ -16,7 +16,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fimlsp.engine.api import EngineParams, EngineState, Finish, Generation, Phase, Request
+from fimlsp.engine.api import (
+    EngineParams,
+    EngineState,
+    Finish,
+    Generation,
+    Phase,
+    Request,
+    SpeculationParams,
+)
 from fimlsp.engine.native.parts import AbortFlag
 from fimlsp.engine.native.seam import LoadParams, NativeSlots, SlotParams
 from fimlsp.engine.vocabulary import LIKELY_NEXT
@@ -37,10 +45,14 @@ def result(future: Future[Generation]) -> Generation:
     return future.result(PATIENCE_S)
 
 
-def open_engine(model: Path, backend: str, **params: Any) -> InProcessEngine:
-    """Return an engine that is READY or FAILED: one thread and small sizes unless told."""
+def open_engine(
+    model: Path, backend: str, *, sources: tuple[str, ...] = (), **params: Any
+) -> InProcessEngine:
+    """Return an engine that is READY or FAILED: plain, one thread and small sizes unless told."""
     sizes = {"threads": 1, "n_ctx": 512, "slots": 2, "n_ubatch": 32} | params
-    engine = InProcessEngine(model, EngineParams(backend=backend, **sizes))
+    engine = InProcessEngine(
+        model, EngineParams(backend=backend, **sizes), SpeculationParams(sources=sources)
+    )
     loaded = threading.Event()
 
     def listen(state: EngineState) -> None:

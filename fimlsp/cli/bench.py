@@ -118,7 +118,7 @@ def _as_sets(config: Config, model: Path, threads: int) -> list[str]:
     """Return the server's arguments: every setting of this run, so that both sides agree."""
     pairs: dict[str, object] = {
         f"{section}.{key}": value
-        for section in ("completion", "window", "engine")
+        for section in ("completion", "window", "engine", "speculation", "sampling")
         for key, value in asdict(getattr(config, section)).items()
     }
     pairs |= {"models.target": str(model), "engine.threads": threads}

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+
+from platformdirs import user_cache_path
 
 from fimlsp.completion.api import ServiceState, Status, Trigger
 from fimlsp.completion.service import Completions
@@ -22,6 +25,11 @@ UNHURRIED_MS = 60_000
 read its whole window and write its whole block."""
 
 
+def curves_file() -> Path:
+    """Return where measured verify curves are kept; the file need not exist."""
+    return user_cache_path("fimlsp", appauthor=False) / "verify-curves.json"
+
+
 def open_engine(config: Config) -> Engine:
     """Check the target's file and start loading it in the background.
 
@@ -30,7 +38,7 @@ def open_engine(config: Config) -> Engine:
     """
     path = resolve(config.models.target, config.models)
     require_fim(read_gguf(path).fim, path)
-    return InProcessEngine(path, config.engine)
+    return InProcessEngine(path, config.engine, config.speculation, curves=curves_file())
 
 
 async def complete_once(

@@ -75,7 +75,8 @@ class Leaf:
     def expected(self) -> str:
         """What it accepts, in words."""
         if self.choices:
-            return "one of " + ", ".join(show(choice) for choice in self.choices)
+            kind = "a list of any of " if self.type == tuple[str, ...] else "one of "
+            return kind + ", ".join(show(choice) for choice in self.choices)
         if self.between is not None:
             return f"{_TYPES[self.type]} from {self.between.low:g} to {self.between.high:.10g}"
         return _TYPES[self.type]
@@ -91,8 +92,9 @@ class Leaf:
             taken = _number(value)
         elif isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
             taken = tuple(value)
-        if self.choices and taken not in self.choices:
-            return None
+        if self.choices:
+            chosen = taken if isinstance(taken, tuple) else (taken,)
+            return taken if set(chosen) <= set(self.choices) else None
         if self.between is not None and isinstance(taken, int | float):
             return taken if self.between.low <= taken <= self.between.high else None
         return taken

@@ -7,6 +7,7 @@ engines (in process, remote, shared host, scripted for tests) stands behind thes
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -46,6 +47,40 @@ class EngineParams:
     """Layers on the GPU; -1 is all. Ignored where there is no GPU."""
 
 
+SOURCES = ("previous", "ngram", "model")
+"""Draft sources by name: the suggestion shown last, repeated text, and the draft model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationParams:
+    """What guesses ahead of the target. Speculation changes how soon a text is there, not it."""
+
+    sources: Annotated[tuple[str, ...], OneOf(*SOURCES)] = SOURCES
+    """Draft sources in use: ``previous`` (the last suggestion here), ``ngram`` (text that was seen
+    before), ``model`` (``models.draft``); none decodes token by token."""
+    max_draft: Annotated[int, Between(1, 63)] = 24
+    """Draft tokens per step at most; measured cost usually takes fewer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How a token is picked. The default is greedy: the same text gives the same suggestion."""
+
+    temperature: Annotated[float, Between(0, 2)] = 0.0
+    """0 takes the likeliest token; more varies."""
+    top_k: Annotated[int, Between(0, 1_000_000)] = 40
+    """Tokens considered, the likeliest; 0 is all."""
+    top_p: Annotated[float, Between(0, 1)] = 0.95
+    """Probability mass considered; 1 is all."""
+    min_p: Annotated[float, Between(0, 1)] = 0.05
+    """Tokens below this share of the likeliest one's probability are left out; 0 is none."""
+    seed: Annotated[int, Between(0, 2**32 - 1)] = 0
+    """Same seed, same prompt: same text."""
+
+
+GREEDY = SamplingParams()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One piece of work for the engine."""
@@ -67,6 +102,13 @@ class Request:
     watch: Callable[[bytes], bool] | None = None
     """Called on the engine thread with all text so far (healed bytes included) after each step;
     returning True stops generation. Must be quick and must not raise."""
+    expected: tuple[bytes, ...] = ()
+    """Texts that may come, ``must_start_with`` included, the likeliest first: free drafts."""
+    omittable: tuple[int, int] = (0, 0)
+    """Half-open span of ``prompt`` that a draft model need not read: text far from the cursor."""
+    sources: tuple[str, ...] | None = None
+    """Draft sources of this request; None takes the engine's."""
+    sampling: SamplingParams = GREEDY
 
 
 class Finish(Enum):
@@ -78,6 +120,17 @@ class Finish(Enum):
     DEADLINE = "deadline"
     CANCELLED = "cancelled"
     """Cancelled or pre-empted for good; what was evaluated stays warm."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftUse:
+    """What became of one draft."""
+
+    source: str
+    offered: int
+    """Its tokens that the target verified."""
+    accepted: int
+    """Those that were right; all before the first wrong one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +151,28 @@ class Generation:
     queue_ms: float
     prefill_ms: float
     decode_ms: float
-    drafted: int = 0
-    accepted: int = 0
-    draft_source: str = ""
+    steps: int = 0
+    """Target decodes that gave tokens of the answer, the one that ended the prompt included."""
+    drafts: tuple[DraftUse, ...] = ()
+    """One for each draft that was verified, in order."""
+
+    @property
+    def drafted(self) -> int:
+        """Draft tokens verified."""
+        return sum(use.offered for use in self.drafts)
+
+    @property
+    def accepted(self) -> int:
+        """Draft tokens that were right."""
+        return sum(use.accepted for use in self.drafts)
+
+    @property
+    def draft_source(self) -> str:
+        """The source that most accepted tokens came from; ``""`` without any."""
+        accepted = Counter[str]()
+        for use in self.drafts:
+            accepted[use.source] += use.accepted
+        return max((s for s in accepted if accepted[s]), key=accepted.__getitem__, default="")
 
     @property
     def confidence(self) -> float:
@@ -150,6 +222,8 @@ class Speed:
 
     prefill_tok_s: float
     decode_ms: float
+    verify_ms: tuple[tuple[int, float], ...] = ()
+    """The verify curve: (n, milliseconds of one decode of n tokens) by rising n."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

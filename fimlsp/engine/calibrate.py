@@ -1,51 +1,130 @@
-"""Measures prefill and decode speed at load, and follows them with live work.
+"""Measures prefill, decode and the verify curve, and follows them with live work.
 
-Engine thread only. Takes about a second on two cores with a 1.5B model; the first step also pages
-the weights in.
+Engine thread only. The speeds take about a second at load, with a 1.5B model on two cores; the
+first step also pages the weights in. The curve is measured in idle time, step by step, and kept in
+a file, so that the next start knows it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import logging
+import os
+import tempfile
 import time
+from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 
 from fimlsp.engine.api import Speed
+from fimlsp.engine.cost import VerifyCurve
 from fimlsp.engine.native.seam import NativeSlots, Tokens
+
+log = logging.getLogger(__name__)
 
 _SAMPLE = 32
 """Tokens of the timed prefill step; fewer where a native step takes fewer."""
+_WARM = 8
+"""Cells before the timed decodes; what more of them cost shows in live work."""
 _WEIGHT = 0.2
 """Share of a new observation in the running figure."""
 _MIN_PREFILL = 16
 """Shorter prefills say more about decode than about prefill."""
+_REPEATS = 2
+"""Timings of each width, of which the shortest counts: others only add what disturbed them."""
+_KEPT = 32
+"""Curves kept in the file."""
 
 
 def measure(native: NativeSlots, n_ubatch: int) -> Speed:
     """Time one prefill step and two decode steps in slot 0, which must be empty."""
-    tokens = np.arange(1, min(_SAMPLE, n_ubatch) + 1, dtype=np.int32)
+    tokens = _some(min(_SAMPLE, n_ubatch))
     native.decode(0, tokens, 0, 1)
     warm = len(tokens)
-    prefill_ms = _timed(native, tokens, warm)
-    decode_ms = min(_timed(native, tokens[:1], warm) for _ in range(2))
+    prefill_ms = _timed(native, 0, tokens, warm)
+    decode_ms = min(_timed(native, 0, tokens[:1], warm) for _ in range(2))
     native.truncate(0, 0)
     return Speed(prefill_tok_s=warm / prefill_ms * 1e3, decode_ms=decode_ms)
 
 
-def _timed(native: NativeSlots, tokens: Tokens, warm: int) -> float:
-    native.truncate(0, warm)
-    begun = time.perf_counter()
-    native.decode(0, tokens, warm, 1)
-    return max(1e-3, (time.perf_counter() - begun) * 1e3)
+def verify_ms(native: NativeSlots, slot: int, n: int) -> float:
+    """Return the milliseconds of a decode of ``n`` tokens with a row of logits each.
+
+    ``slot`` must be empty and is left empty, however this ends.
+    """
+    try:
+        native.decode(slot, _some(_WARM), 0, 0)
+        return min(_timed(native, slot, _some(n), _WARM, n) for _ in range(_REPEATS))
+    finally:
+        native.truncate(slot, 0)
+
+
+class CurveFile:
+    """Measured curves by key, as JSON in the user's cache.
+
+    A file that can't be read or written costs a measurement, nothing else.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def load(self, key: str) -> VerifyCurve | None:
+        """Return the curve stored under ``key``."""
+        found = self._read().get(key)
+        if not isinstance(found, dict):
+            return None
+        try:
+            known = {int(n): float(ms) for n, ms in found.items()}
+        except (TypeError, ValueError):
+            return None
+        return VerifyCurve(known) if 1 in known and min(known.values()) > 0 else None
+
+    def save(self, key: str, known: Mapping[int, float]) -> None:
+        """Store a curve, whole or not at all."""
+        others = {k: v for k, v in self._read().items() if k != key}
+        kept = dict(list(others.items())[-(_KEPT - 1) :])
+        kept[key] = {str(n): round(ms, 3) for n, ms in known.items()}
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=self._path.parent, prefix=self._path.name)
+            try:
+                with os.fdopen(handle, "w", encoding="utf-8") as file:
+                    json.dump(kept, file, indent=1)
+                os.replace(name, self._path)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(name)
+                raise
+        except OSError as error:
+            log.info("the measured speeds are not kept: %s", error)
+
+    def _read(self) -> dict[str, object]:
+        try:
+            found = json.loads(self._path.read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
 
 
 def updated(
-    speed: Speed, *, evaluated: int, prefill_ms: float, generated: int, decode_ms: float
+    speed: Speed, *, curve: VerifyCurve, evaluated: int = 0, prefill_ms: float = 0.0
 ) -> Speed:
-    """Return ``speed`` moved towards one request's figures."""
-    prefill, decode = speed.prefill_tok_s, speed.decode_ms
+    """Return ``speed`` with the current curve, and moved towards one request's prefill."""
+    prefill = speed.prefill_tok_s
     if evaluated >= _MIN_PREFILL and prefill_ms > 0:
         prefill += _WEIGHT * (evaluated / prefill_ms * 1e3 - prefill)
-    if generated >= 2 and decode_ms > 0:
-        decode += _WEIGHT * (decode_ms / (generated - 1) - decode)
-    return Speed(prefill_tok_s=prefill, decode_ms=decode)
+    known = curve.known
+    return Speed(prefill_tok_s=prefill, decode_ms=known[1], verify_ms=tuple(known.items()))
+
+
+def _some(n: int) -> Tokens:
+    return np.arange(1, n + 1, dtype=np.int32)
+
+
+def _timed(native: NativeSlots, slot: int, tokens: Tokens, warm: int, n_logits: int = 1) -> float:
+    native.truncate(slot, warm)
+    begun = time.perf_counter()
+    native.decode(slot, tokens, warm, n_logits)
+    return max(1e-3, (time.perf_counter() - begun) * 1e3)

@@ -89,6 +89,14 @@ class Cells:
             with self._lock:
                 del self._tokens[slot][n_cells:]
 
+    def free_slot(self) -> int | None:
+        """Return an empty slot that nobody has named, None where there is none."""
+        with self._lock:
+            for slot, owner in enumerate(self._names):
+                if owner is None and not self._tokens[slot]:
+                    return slot
+            return None
+
     def release(self, name: str) -> None:
         """Let the slot of ``name`` be taken first; its cells stay as a donor until then."""
         with self._lock:

@@ -12,37 +12,37 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
-
-import psutil
 
 from fimlsp.engine import calibrate
 from fimlsp.engine.api import (
     EngineParams,
     EngineState,
     Finish,
-    Generation,
     ModelInfo,
     Phase,
     Priority,
     Request,
+    SpeculationParams,
     Speed,
     Vocabulary,
 )
+from fimlsp.engine.calibrate import CurveFile
 from fimlsp.engine.cells import Cells
+from fimlsp.engine.chores import Chores
 from fimlsp.engine.generate import (
     Generator,
     InterruptedRequestError,
     Progress,
     generation,
 )
-from fimlsp.engine.native.choose import choose
+from fimlsp.engine.jobs import Job, check_prompt, resolve_unrun
+from fimlsp.engine.load import Plant, load
 from fimlsp.engine.native.parts import AbortFlag
-from fimlsp.engine.native.seam import AbortedError, LoadParams, NativeModel, SlotParams
+from fimlsp.engine.native.seam import AbortedError
 from fimlsp.engine.vocabulary import ModelVocabulary
-from fimlsp.errors import EngineClosedError, EngineError, FimlspError, PromptTooLongError
+from fimlsp.errors import EngineClosedError, EngineError, FimlspError
 
 log = logging.getLogger(__name__)
 
@@ -52,40 +52,34 @@ _TYPING_S = 1.0
 """Seconds after a foreground request in which the person is taken to be typing."""
 
 
-class _Job:
-    """One submitted request; see :class:`fimlsp.engine.api.Ticket`."""
-
-    def __init__(self, engine: InProcessEngine, request: Request, number: int) -> None:
-        self.request = request
-        self.future: Future[Generation] = Future()
-        # From now on Future.cancel() does nothing: a holder that gives up (asyncio.wrap_future
-        # passes its cancel on) must not take the right to resolve it from the engine.
-        self.future.set_running_or_notify_cancel()
-        self.order = (request.priority, number)
-        self.submitted = time.monotonic()
-        self.cancelled = False
-        self.preempted = False
-        self._engine = engine
-
-    def __lt__(self, other: _Job) -> bool:
-        return self.order < other.order
-
-    def cancel(self, *, keep_step: bool = False) -> None:
-        """Stop; ``keep_step`` lets the running native step finish, so that its cells stay."""
-        self._engine._cancel(self, keep_step=keep_step)
-
-
 class InProcessEngine:
-    """See :class:`fimlsp.engine.api.Engine`."""
+    """See :class:`fimlsp.engine.api.Engine`.
 
-    def __init__(self, model: Path, params: EngineParams) -> None:
+    Args:
+        model: The target's GGUF file.
+        params: How it is run.
+        speculation: What drafts for it.
+        curves: File of measured verify curves; None measures anew on every start.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        params: EngineParams,
+        speculation: SpeculationParams | None = None,
+        *,
+        curves: Path | None = None,
+    ) -> None:
         self._path = model
         self._params = params
+        self._speculation = speculation or SpeculationParams()
+        self._curves = CurveFile(curves) if curves else None
         self._lock = threading.Condition()
         self._telling = threading.RLock()  # listeners hear the states in their order
-        self._queue: list[_Job] = []
+        self._queue: list[Job] = []
         self._numbers = itertools.count()
-        self._active: _Job | None = None
+        self._active: Job | None = None
+        self._at_chores = False
         self._closing = False
         self._abort = AbortFlag()
         self._listeners: list[Callable[[EngineState], None]] = []
@@ -134,18 +128,20 @@ class InProcessEngine:
             self._listeners.append(listener)
             listener(self._state)
 
-    def submit(self, request: Request) -> _Job:
+    def submit(self, request: Request) -> Job:
         """Queue ``request``; see the protocol."""
-        _check_prompt(request, self.vocabulary.n_tokens, self._params.n_ctx)
+        check_prompt(request, self.vocabulary.n_tokens, self._params.n_ctx)
         with self._lock:
             if self._closing:
                 raise EngineClosedError("the engine is closed")
-            job = _Job(self, request, next(self._numbers))
+            job = Job(self, request, next(self._numbers))
             heapq.heappush(self._queue, job)
             if request.priority is Priority.FOREGROUND:
                 self._last_foreground = job.submitted
             active = self._active
-            if active is not None and request.priority < active.request.priority:
+            if self._at_chores:
+                self._abort.set()
+            elif active is not None and request.priority < active.request.priority:
                 active.preempted = True
                 self._abort.set()
             self._lock.notify()
@@ -171,7 +167,8 @@ class InProcessEngine:
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=10.0)
 
-    def _cancel(self, job: _Job, *, keep_step: bool) -> None:
+    def cancel(self, job: Job, *, keep_step: bool) -> None:
+        """Stop a job of this engine; see :meth:`Job.cancel`."""
         with self._lock:
             job.cancelled = True
             if job is self._active and not keep_step:
@@ -180,7 +177,7 @@ class InProcessEngine:
                 return
             self._queue.remove(job)  # whoever takes a job off the queue resolves it
             heapq.heapify(self._queue)
-        _resolve_unrun(job)
+        resolve_unrun(job)
 
     def _require_ready(self) -> None:
         state = self._state
@@ -208,9 +205,10 @@ class InProcessEngine:
     def _main(self) -> None:
         native = ExitStack()
         try:
-            generator = self._load(native)
+            plant = self._load(native)
             self._set_state(Phase.READY, 1.0)
-            self._serve(generator)
+            chores = Chores(plant, self._curves, self._params.n_ubatch)
+            self._serve(plant.generator, chores)
         except AbortedError:
             pass  # closed while calibrating
         except Exception as error:  # thread boundary: the server lives on and says why
@@ -224,57 +222,64 @@ class InProcessEngine:
             if self._state.phase is not Phase.FAILED:
                 self._set_state(Phase.CLOSED)
 
-    def _load(self, native: ExitStack) -> Generator:
-        """Load and measure; whatever was allocated is freed by ``native``, also after a failure."""
-        params = self._params
-        module = choose(params.backend)
-        threads = params.threads or psutil.cpu_count(logical=False) or 1
-
+    def _load(self, native: ExitStack) -> Plant:
         def progress(fraction: float) -> bool:
             self._set_state(Phase.LOADING, fraction)
             return not self._closing
 
-        model: NativeModel = module.load(
-            LoadParams(path=self._path, n_gpu_layers=params.n_gpu_layers), progress
+        plant = load(
+            self._path,
+            self._params,
+            self._speculation,
+            abort=self._abort,
+            curves=self._curves,
+            progress=progress,
+            native=native,
         )
-        native.callback(model.close)
-        sizes = SlotParams(
-            n_slots=params.slots, n_ctx=params.n_ctx, n_ubatch=params.n_ubatch, threads=threads
-        )
-        slots = model.open_slots(sizes, self._abort)
-        native.callback(slots.close)
-        self._vocabulary = ModelVocabulary(model)
-        self._speed = calibrate.measure(slots, params.n_ubatch)
-        self._cells = Cells(slots, params.slots)
-        self._info = ModelInfo(
-            path=self._path,
-            backend=model.backend,
-            description=model.description,
-            n_vocab=model.n_vocab,
-            n_ctx_train=model.n_ctx_train,
-            size_bytes=model.size_bytes,
-            threads=threads,
-        )
-        return Generator(native=slots, cells=self._cells, vocabulary=self._vocabulary)
+        self._vocabulary = plant.generator.vocabulary
+        self._cells = plant.generator.cells
+        self._speed = plant.speed
+        self._info = plant.info
+        return plant
 
-    def _serve(self, generator: Generator) -> None:
+    def _serve(self, generator: Generator, chores: Chores) -> None:
         while True:
             with self._lock:
-                while not self._queue and not self._closing:
-                    self._lock.wait()
+                while not self._queue and not self._closing and not self._chore_is_due(chores):
+                    self._lock.wait(_TYPING_S if chores.waiting else None)
                 if self._closing:
                     return
-                job = heapq.heappop(self._queue)
+                job = heapq.heappop(self._queue) if self._queue else None
                 self._active = job
-                job.preempted = False
+                self._at_chores = job is None
+                if job is not None:
+                    job.preempted = False
                 self._abort.clear()
             try:
-                self._work(job, generator)
+                if job is None:
+                    self._do_chore(chores)
+                else:
+                    self._work(job, generator)
             finally:
                 with self._lock:
                     self._active = None
+                    self._at_chores = False
 
-    def _work(self, job: _Job, generator: Generator) -> None:
+    def _chore_is_due(self, chores: Chores) -> bool:
+        return chores.waiting and time.monotonic() - self._last_foreground >= _TYPING_S
+
+    def _do_chore(self, chores: Chores) -> None:
+        """Do one step of what can wait; a request takes the engine from it at once."""
+        try:
+            chores.step()
+        except AbortedError:
+            return  # a request came; the step is done anew later
+        except Exception as error:  # thread boundary: the engine lives without it
+            log.warning("idle work failed: %s", error, exc_info=not _ours(error))
+            chores.drop()
+        self._speed = calibrate.updated(self._speed, curve=chores.curve)
+
+    def _work(self, job: Job, generator: Generator) -> None:
         progress = Progress()
 
         def check() -> None:
@@ -297,12 +302,11 @@ class InProcessEngine:
             self._speed,
             evaluated=progress.evaluated,
             prefill_ms=progress.prefill_ms,
-            generated=len(progress.tokens),
-            decode_ms=progress.decode_ms,
+            curve=generator.speculation.curve,
         )
         job.future.set_result(generation(progress, finish, job.submitted))
 
-    def _requeue(self, job: _Job) -> bool:
+    def _requeue(self, job: Job) -> bool:
         """Put a pre-empted warm-up back; False where the job has ended for good."""
         with self._lock:
             again = job.preempted and not job.cancelled and not self._closing
@@ -325,32 +329,7 @@ class InProcessEngine:
             self._closing = True
             left, self._queue = self._queue, []
         for job in left:
-            _resolve_unrun(job)
-
-
-def _check_prompt(request: Request, n_vocab: int, n_ctx: int) -> None:
-    prompt = request.prompt
-    if not prompt:
-        raise EngineError(
-            f"the prompt of {request.slot!r} is empty; at least one token is needed (the model's "
-            "begin-of-sequence or a FIM token)"
-        )
-    if len(prompt) + request.max_tokens > n_ctx:
-        raise PromptTooLongError(
-            f"{len(prompt)} prompt tokens and {request.max_tokens} for the answer do not fit "
-            f"engine.n_ctx = {n_ctx}"
-        )
-    # ik_llama would read past its embeddings.
-    wrong = next((token for token in (min(prompt), max(prompt)) if not 0 <= token < n_vocab), None)
-    if wrong is not None:
-        raise EngineError(
-            f"the prompt of {request.slot!r} has token {wrong}; this model's ids are 0 to "
-            f"{n_vocab - 1}"
-        )
-
-
-def _resolve_unrun(job: _Job) -> None:
-    job.future.set_result(generation(Progress(), Finish.CANCELLED, job.submitted))
+            resolve_unrun(job)
 
 
 def _ours(error: Exception) -> bool:

@@ -106,7 +106,7 @@ def test_a_bad_value_is_named_by_its_full_path_with_what_was_expected(
         (
             {"zzz": 1},
             "zzz: unknown setting; expected one of the sections "
-            "completion, window, models, engine, log",
+            "completion, window, models, engine, speculation, sampling, log",
         ),
         (
             {"completion.max_tokens.most": 1},
