@@ -29,6 +29,7 @@ from rich.table import Table
 from fimlsp import __version__
 from fimlsp.document import Timings
 from fimlsp.errors import EngineError, FimlspError, ModelError
+from fimlsp.gpus import Gpu, best_preset, room_on, system_gpus
 from fimlsp.models.catalog import listing, resolve
 from fimlsp.models.gguf import read_gguf
 from fimlsp.models.params import ModelsParams, models_dir
@@ -75,7 +76,9 @@ def run_doctor(
     probe: Probe,
     models: ModelsParams,
     config_problems: Sequence[str],
+    presets: Mapping[str, int],
     complete: Callable[[], Timings],
+    system_gpus: Callable[[], Sequence[Gpu]] = system_gpus,
 ) -> list[Check]:
     """Look at everything, the trial completion last.
 
@@ -83,8 +86,10 @@ def run_doctor(
         probe: Called once for each installed native library.
         models: The configured models.
         config_problems: What is wrong with the settings, one sentence each.
+        presets: GPU memory that each preset takes, in bytes.
         complete: Makes one real completion; raises FimlspError. Not called where a needed part
             is already known to be missing.
+        system_gpus: Tells of GPUs that no installed library uses.
     """
     answers = {name: probe(name) for name, package in PACKAGES.items() if _version_of(package)}
     checks = [
@@ -93,7 +98,7 @@ def run_doctor(
         Check(name="system", ok=None, detail=f"{platform.system()} {platform.release()}"),
         _check_cpu(*_cpu()),
         *_check_libraries(answers),
-        _check_gpu(answers),
+        _check_gpu(answers, presets, system_gpus),
         *_check_models(models),
         *(_check_config(problem) for problem in config_problems),
     ]
@@ -268,18 +273,43 @@ def _check_library(name: str, answer: Mapping[str, Any], one_works: bool) -> Che
     )
 
 
-def _check_gpu(answers: Mapping[str, Mapping[str, Any]]) -> Check:
-    devices = [device for answer in answers.values() for device in answer.get("gpu_devices", ())]
-    if devices:
-        lines = (
-            f"{device['name']}, {_gib(device['memory_free'])} free of "
-            f"{_gib(device['memory_total'])}"
-            for device in devices
-        )
-        return Check(name="gpu", ok=True, detail="; ".join(lines))
-    if "llama_cpp" in answers:
-        return Check(name="gpu", ok=None, detail="none that the installed llama-cpp-python can use")
-    return Check(name="gpu", ok=None, detail="not looked for: llama-cpp-python is not installed")
+def _check_gpu(
+    answers: Mapping[str, Mapping[str, Any]],
+    presets: Mapping[str, int],
+    system_gpus: Callable[[], Sequence[Gpu]],
+) -> Check:
+    """Show the GPUs that a library uses, else those that none uses, and what would fit there."""
+    used = [
+        Gpu(**device) for answer in answers.values() for device in answer.get("gpu_devices", ())
+    ]
+    gpus = used or system_gpus()
+    if not gpus:
+        return Check(name="gpu", ok=None, detail="none found")
+    shown = "; ".join(
+        f"{index}: {gpu.name}, {_gib(gpu.memory_free)} free of {_gib(gpu.memory_total)}"
+        for index, gpu in enumerate(gpus)
+    )
+    preset = best_preset(presets, room_on(gpus))
+    fits = f"--preset {preset} fits" if preset else "too little is free for any GPU preset"
+    if used:
+        return Check(name="gpu", ok=True, detail=f"{shown}; {fits}")
+    reason, advice = _why_unused(answers.get("llama_cpp"), gpus[0].cmake_option)
+    return Check(name="gpu", ok=None, detail=f"{shown}; not used: {reason}; {fits}", advice=advice)
+
+
+def _why_unused(answer: Mapping[str, Any] | None, cmake_option: str) -> tuple[str, str]:
+    """Say why the library that has GPU builds uses none, and what to do."""
+    package = PACKAGES["llama_cpp"]
+    if answer is None:
+        command = _pip("llama_cpp", f"--no-binary {package} ")
+        advice = f'Build the one for GPUs: CMAKE_ARGS="{cmake_option}" {command}'
+        return f"{package} is not installed, and {PACKAGES['ik_llama']} is a CPU build", advice
+    if "error" in answer:
+        return f"{package} does not start", f"See what is said of {package} above."
+    if built_for := ", ".join(answer.get("gpu_backends", ())):
+        advice = f"Look at the GPU's driver. {_rebuild(cmake_option)}"
+        return f"{package} is built for {built_for} and finds no device", advice
+    return f"the installed {package} is a CPU build", _rebuild(cmake_option)
 
 
 def _check_models(params: ModelsParams) -> list[Check]:

@@ -64,6 +64,8 @@ class Timings:
     drafted: int = 0
     accepted: int = 0
     draft_source: str = ""
+    drafts: tuple[tuple[str, int, int], ...] = ()
+    """For each draft that was verified: source, tokens offered, tokens right."""
     total_ms: float = 0.0
 
 

@@ -16,6 +16,7 @@
     │   │   ├── NotGgufError
     │   │   └── TruncatedGgufError
     │   ├── NoFimTokensError        the vocabulary has no fill-in-the-middle tokens
+    │   ├── DraftMismatchError      the draft model's vocabulary is not the target's
     │   └── ModelLoadError          the library refused the file; its own words are kept
     ├── EngineError
     │   ├── BackendUnavailableError the native library is missing, or another version
@@ -85,6 +86,10 @@ class TruncatedGgufError(GgufError):
 
 class NoFimTokensError(ModelError):
     """The vocabulary has no fill-in-the-middle tokens of any known family."""
+
+
+class DraftMismatchError(ModelError):
+    """The draft model's vocabulary is not the target's; the engine runs on without it."""
 
 
 class ModelLoadError(ModelError):

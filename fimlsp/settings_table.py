@@ -59,6 +59,13 @@ def write_table(readme: Path) -> None:
 
 def _field_docs(owner: type) -> dict[str, str]:
     """Return the string literal below each field of a class, on one line, as Markdown."""
+    docs: dict[str, str] = {}
+    for ancestor in reversed(owner.__mro__[:-1]):
+        docs |= _own_field_docs(ancestor)
+    return docs
+
+
+def _own_field_docs(owner: type) -> dict[str, str]:
     tree = ast.parse(textwrap.dedent(inspect.getsource(owner)))
     body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
     docs = {}

@@ -46,12 +46,20 @@ def result(future: Future[Generation]) -> Generation:
 
 
 def open_engine(
-    model: Path, backend: str, *, sources: tuple[str, ...] = (), **params: Any
+    model: Path,
+    backend: str,
+    *,
+    sources: tuple[str, ...] = (),
+    draft: Path | None = None,
+    **params: Any,
 ) -> InProcessEngine:
     """Return an engine that is READY or FAILED: plain, one thread and small sizes unless told."""
     sizes = {"threads": 1, "n_ctx": 512, "slots": 2, "n_ubatch": 32} | params
     engine = InProcessEngine(
-        model, EngineParams(backend=backend, **sizes), SpeculationParams(sources=sources)
+        model,
+        EngineParams(backend=backend, **sizes),
+        SpeculationParams(sources=sources),
+        draft=draft,
     )
     loaded = threading.Event()
 

@@ -7,6 +7,7 @@ function says, token by token of a ``WordVocabulary``, and remembers what it was
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -288,6 +289,8 @@ class ScriptedEngine:
                 ticket.future.set_exception(error)
                 return
             self._warm[request.slot] = (*request.prompt, *tokens)
+            if math.exp(self.logprob * len(tokens)) < request.min_probability:
+                finish = Finish.UNSURE
         ticket.future.set_result(
             Generation(
                 text=text,

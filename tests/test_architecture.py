@@ -36,7 +36,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": {"errors", "fields", "engine.api", "completion", "context", "models"},
     "settings_table": {"errors", "config"},
     "sample": {"document"},
-    "doctor": LEAVES | ENGINE | {"models", "sample"},
+    "gpus": set(),
+    "doctor": LEAVES | ENGINE | {"models", "sample", "gpus"},
     "bench": LEAVES | ENGINE | {"models", "prompt", "context", "completion", "sample"},
     "__main__": {"cli"},
 }

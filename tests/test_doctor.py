@@ -13,8 +13,15 @@ from fimlsp import doctor
 from fimlsp.doctor import Check, complete_in_child, parse_cpuinfo, render, run_doctor, usable
 from fimlsp.document import Timings
 from fimlsp.errors import EngineError
+from fimlsp.gpus import Gpu
 from fimlsp.models.params import ModelsParams
 
+CARD = Gpu(
+    name="A card",
+    memory_free=23 << 29,
+    memory_total=12 << 30,
+    cmake_option="-DGGML_CUDA=ON",
+)
 WORKS = {"backend": "x", "version": "1", "system_info": "AVX2 = 1 | AMX = 0 |", "gpu_devices": []}
 SIGILL = {"error": "", "returncode": -4}
 PYTHON_CODE = (sys.executable, "-c")
@@ -49,8 +56,16 @@ def examine(
     probe: Probe = lambda _name: WORKS,
     complete: Callable[[], Timings] = completes,
     problems: tuple[str, ...] = (),
+    gpus: tuple[Gpu, ...] = (),
 ) -> dict[str, Check]:
-    checks = run_doctor(probe=probe, models=model, config_problems=problems, complete=complete)
+    checks = run_doctor(
+        probe=probe,
+        models=model,
+        config_problems=problems,
+        presets={"small": 6 << 30, "large": 11 << 30},
+        complete=complete,
+        system_gpus=lambda: gpus,
+    )
     return {check.name: check for check in checks}
 
 
@@ -110,11 +125,55 @@ class TestReport:
         assert checks["draft model"].ok is None
         assert usable(list(checks.values()))
 
-    def test_gpus_of_any_library_are_listed_with_their_memory(self, model: ModelsParams) -> None:
-        device = {"name": "CUDA0", "memory_total": 12 << 30, "memory_free": 9 << 30}
-        gpu = examine(model, lambda _name: {**WORKS, "gpu_devices": [device]})["gpu"]
+    def test_gpus_are_numbered_with_their_free_memory_and_the_preset_that_fits(
+        self, model: ModelsParams
+    ) -> None:
+        device = {"name": "A card", "memory_total": 12 << 30, "memory_free": 9 << 30}
+        with_one = {**WORKS, "gpu_devices": [device]}
+        gpu = examine(model, lambda name: with_one if name == "llama_cpp" else WORKS)["gpu"]
         assert gpu.ok is True
-        assert gpu.detail.startswith("CUDA0, 9.0 GiB free of 12.0 GiB")
+        assert gpu.detail == "0: A card, 9.0 GiB free of 12.0 GiB; --preset small fits"
+        with_two = {**WORKS, "gpu_devices": [device, device]}
+        gpu = examine(model, lambda name: with_two if name == "llama_cpp" else WORKS)["gpu"]
+        assert gpu.detail.endswith("; 1: A card, 9.0 GiB free of 12.0 GiB; --preset large fits")
+
+    def test_a_gpu_whose_memory_is_taken_fits_no_preset(self, model: ModelsParams) -> None:
+        device = {"name": "A card", "memory_total": 12 << 30, "memory_free": 2 << 30}
+        gpu = examine(model, lambda _name: {**WORKS, "gpu_devices": [device]})["gpu"]
+        assert gpu.detail.endswith("; too little is free for any GPU preset")
+
+    def test_a_machine_without_a_gpu_is_told_so_and_nothing_else(self, model: ModelsParams) -> None:
+        assert examine(model)["gpu"] == Check(name="gpu", ok=None, detail="none found")
+
+    def test_a_gpu_beside_a_cpu_build_is_told_with_the_build_that_uses_it(
+        self, model: ModelsParams
+    ) -> None:
+        gpu = examine(model, gpus=(CARD,))["gpu"]
+        assert gpu.ok is None
+        assert gpu.detail == (
+            "0: A card, 11.5 GiB free of 12.0 GiB; not used: the installed llama-cpp-python is a "
+            "CPU build; --preset large fits"
+        )
+        assert 'CMAKE_ARGS="-DGGML_CUDA=ON"' in gpu.advice
+        assert "--force-reinstall" in gpu.advice
+        assert gpu.advice.endswith("llama-cpp-python==0.3.36")
+
+    def test_a_gpu_build_that_finds_no_device_is_not_called_a_cpu_build(
+        self, model: ModelsParams
+    ) -> None:
+        answer = {**WORKS, "gpu_backends": ["cuda"]}
+        gpu = examine(model, lambda _name: answer, gpus=(CARD,))["gpu"]
+        assert "built for cuda and finds no device" in gpu.detail
+        assert gpu.advice.startswith("Look at the GPU's driver.")
+
+    def test_a_gpu_is_not_blamed_on_a_library_that_does_not_start(
+        self, model: ModelsParams
+    ) -> None:
+        gpu = examine(model, lambda name: SIGILL if name == "llama_cpp" else WORKS, gpus=(CARD,))[
+            "gpu"
+        ]
+        assert "not used: llama-cpp-python does not start" in gpu.detail
+        assert gpu.advice == "See what is said of llama-cpp-python above."
 
     def test_settings_problems_are_shown_and_do_not_fail(self, model: ModelsParams) -> None:
         checks = examine(model, problems=("engine.threads: found 'x', expected a number",))
@@ -128,6 +187,17 @@ class TestReport:
         completion = examine(model, complete=fails)["completion"]
         assert completion.ok is False
         assert completion.detail == "the model refused [it]"
+
+
+def test_a_gpu_beside_the_default_library_alone_is_told_how_to_get_the_other(
+    model: ModelsParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ik_only = {"ik-llama-cpp-python": "0.1.5"}
+    monkeypatch.setattr(doctor, "_version_of", lambda package: ik_only.get(package, ""))
+    gpu = examine(model, gpus=(CARD,))["gpu"]
+    assert "llama-cpp-python is not installed, and ik-llama-cpp-python is a CPU build" in gpu.detail
+    assert "--force-reinstall" not in gpu.advice
+    assert 'CMAKE_ARGS="-DGGML_CUDA=ON"' in gpu.advice
 
 
 def test_no_library_at_all_fails_with_the_command_that_installs_one(

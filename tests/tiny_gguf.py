@@ -127,6 +127,19 @@ def write_tiny_gguf(
     writer.add_head_count_kv(N_KV_HEADS)
     writer.add_rope_freq_base(10_000.0)
     writer.add_layer_norm_rms_eps(1e-6)
+    add_vocabulary(writer, vocabulary)
+    tensors = _tensors(len(vocabulary.tokens), seed)
+    tensors["output.weight"][-len(CONTROL + extra_control) :] *= control_gain
+    for name, tensor in tensors.items():
+        writer.add_tensor(name, tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def add_vocabulary(writer: GGUFWriter, vocabulary: TinyVocabulary) -> None:
+    """Write what the tokeniser is made of."""
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(list(vocabulary.tokens))
@@ -136,14 +149,6 @@ def write_tiny_gguf(
     writer.add_eos_token_id(end)
     writer.add_pad_token_id(end)
     writer.add_add_bos_token(False)
-    tensors = _tensors(len(vocabulary.tokens), seed)
-    tensors["output.weight"][-len(CONTROL + extra_control) :] *= control_gain
-    for name, tensor in tensors.items():
-        writer.add_tensor(name, tensor)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def _tensors(n_vocab: int, seed: int) -> dict[str, np.ndarray]:

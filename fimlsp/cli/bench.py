@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import threading
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,19 @@ from rich.table import Table
 from fimlsp.bench import report
 from fimlsp.bench.backends import run_backends
 from fimlsp.bench.cancel import run_cancel
+from fimlsp.bench.decode import DecodeOptions, run_decode
+from fimlsp.bench.decode import render as render_decode
 from fimlsp.bench.typing import TypingOptions, run_typing, serve_command
 from fimlsp.cli.options import with_settings
 from fimlsp.cli.session import open_engine
 from fimlsp.config import Config, Settings
-from fimlsp.engine.api import EngineState, Phase
+from fimlsp.engine.api import Engine, EngineState, Phase
+from fimlsp.engine.worker import InProcessEngine
+from fimlsp.errors import BenchError
 from fimlsp.models import catalog
+
+_UNHURRIED_MS = 10**9
+"""Time to read a prompt that any window can be read in."""
 
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
@@ -94,7 +103,71 @@ def backends(repeats: int, as_json: bool, settings: Settings) -> None:
 @with_settings
 def cancel(count: int, as_json: bool, settings: Settings) -> None:
     """How soon the engine is free after a cancel in mid-prefill and mid-decode."""
-    engine = open_engine(settings.config)
+    with _loaded(settings.config) as engine:
+        result = {"model": engine.info.path.name, **run_cancel(engine, count)}
+    _print(result, lambda r: json.dumps(r, indent=2), as_json=as_json)
+
+
+@bench.command("decode")
+@click.option(
+    "--traces",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Typing traces (JSON lines, may be gzipped); a small bundled set without it.",
+)
+@click.option("--limit", type=click.IntRange(1), help="Traces at most.")
+@click.option("--runs", type=click.IntRange(1), default=3, show_default=True)
+@click.option(
+    "--alone/--no-alone", default=True, show_default=True, help="Measure each draft source alone."
+)
+@click.option("--cold", is_flag=True, help="Use the small windows of cold files, not full ones.")
+@click.option(
+    "--spec-synthetic",
+    "synthetic",
+    multiple=True,
+    type=click.FloatRange(0, 1),
+    metavar="A",
+    help="Also study drafts that are right with this probability; may be repeated.",
+)
+@click.option("--llama-bench", metavar="BIN", help="Compare plain decoding with this llama-bench.")
+@as_json_option
+@with_settings
+def decode(
+    traces: Path | None,
+    limit: int | None,
+    runs: int,
+    alone: bool,
+    cold: bool,
+    synthetic: tuple[float, ...],
+    llama_bench: str | None,
+    as_json: bool,
+    settings: Settings,
+) -> None:
+    """Plain against speculative decoding, on warm prompts that typing traces lead to."""
+    config = settings.config
+    options = DecodeOptions(
+        completion=config.completion,
+        window=config.window if cold else replace(config.window, cold_ms=_UNHURRIED_MS),
+        sampling=config.sampling,
+        sources=config.speculation.sources,
+        max_draft=config.speculation.max_draft,
+        traces=traces,
+        limit=limit,
+        runs=runs,
+        alone=alone,
+        synthetic=synthetic,
+        llama_bench=llama_bench or "",
+    )
+    with _loaded(config, remember=False) as engine:
+        if not isinstance(engine, InProcessEngine):
+            raise BenchError("bench decode measures the engine in this process, not another's")
+        result = run_decode(engine, options)
+    _print(result, render_decode, as_json=as_json)
+
+
+@contextlib.contextmanager
+def _loaded(config: Config, *, remember: bool = True) -> Iterator[Engine]:
+    """Open the engine and wait until it is ready, or has failed; close it at the end."""
+    engine = open_engine(config, remember=remember)
     ended = threading.Event()
 
     def follow(state: EngineState) -> None:
@@ -104,10 +177,9 @@ def cancel(count: int, as_json: bool, settings: Settings) -> None:
     engine.on_state(follow)
     ended.wait()
     try:
-        result = {"model": engine.info.path.name, **run_cancel(engine, count)}
+        yield engine
     finally:
         engine.close()
-    _print(result, lambda r: json.dumps(r, indent=2), as_json=as_json)
 
 
 def _threads(config: Config) -> int:

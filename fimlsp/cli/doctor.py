@@ -11,6 +11,7 @@ from rich.console import Console
 
 from fimlsp.cli.options import with_settings
 from fimlsp.config import Settings
+from fimlsp.config.footprint import gpu_presets
 from fimlsp.doctor import complete_in_child, render, run_doctor, usable
 from fimlsp.engine.native.probe import probe
 
@@ -21,22 +22,19 @@ from fimlsp.engine.native.probe import probe
 def doctor(as_json: bool, settings: Settings) -> None:
     """Check libraries, CPU, GPU, memory, models and settings, and make one real completion."""
     config = settings.config
-    child = (
-        "demo",
-        "--json",
-        "--set",
-        f"models.target={json.dumps(config.models.target)}",
-        "--set",
-        f"models.dir={json.dumps(config.models.dir)}",
-        "--set",
-        f"engine.backend={config.engine.backend}",
-        "--set",
-        f"engine.threads={config.engine.threads}",
-    )
+    wanted = {
+        "models.target": config.models.target,
+        "models.dir": config.models.dir,
+        **{f"engine.{name}": value for name, value in asdict(config.engine).items()},
+    }
+    child = ["demo", "--json"]
+    for path, value in wanted.items():
+        child += ["--set", f"{path}={json.dumps(value, ensure_ascii=False)}"]
     checks = run_doctor(
         probe=probe,
         models=config.models,
         config_problems=[str(problem) for problem in settings.problems],
+        presets={name: need.total for name, need in gpu_presets().items()},
         complete=lambda: complete_in_child(child),
     )
     if as_json:

@@ -38,7 +38,7 @@ class Wiring:
         self._engine: Engine | None = None
         self._built_from: tuple[object, ...] | None = None
         config = settings.config
-        self.service = Completions(config.completion, config.window)
+        self.service = Completions(config.completion, config.window, config.sampling)
 
     def on_settings(self, source: SettingsSource, options: Any) -> list[str]:
         """Take an editor's settings; returns what is wrong with them."""
@@ -49,7 +49,8 @@ class Wiring:
     def _apply(self, config: Config) -> None:
         self.service.configure(config.completion)
         self.service.configure_window(config.window)
-        wanted = (config.models.target, config.models.dir, config.engine)
+        self.service.configure_sampling(config.sampling)
+        wanted = (config.models, config.engine, config.draft, config.speculation)
         if wanted == self._built_from:
             return
         self._built_from = wanted

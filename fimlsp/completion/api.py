@@ -31,10 +31,10 @@ class CompletionParams:
     max_ms: Annotated[int, Between(10, 600_000)] = 2000
     """Time for one suggestion; at the deadline what is there is shown. A full window that
     ``cold_confidence`` asks for takes its time; the next key ends that."""
-    cold_confidence: Annotated[float, Between(0, 1)] = 0.70
-    """A suggestion from a small window (see ``window.cold_ms``) is shown at once only if the model
-    gave its tokens this probability on average; otherwise the full window is read first. 0 shows
-    every one, 1 none."""
+    cold_confidence: Annotated[float, Between(0, 1)] = 0.15
+    """A suggestion from a small window (see ``window.cold_ms``) is one line, and is shown at once
+    only if the model gives that line at least this probability; otherwise the full window is read
+    first. 0 shows every one, 1 none."""
     patience_ms: Annotated[int, Between(0, 600_000)] = 300
     """After this many milliseconds of writing, a suggestion ends with its current line; a fast
     machine writes whole blocks in that time."""
@@ -56,6 +56,40 @@ class ServiceState(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Sums over all answers since the model was loaded."""
+
+    tokens: int = 0
+    """Tokens generated."""
+    decode_ms: float = 0.0
+    sources: tuple[tuple[str, int, int], ...] = ()
+    """For each draft source: its name, tokens offered, tokens right."""
+    accepted_lengths: tuple[int, ...] = ()
+    """Histogram: how many drafts had 0, 1, 2, ... tokens right."""
+
+    @property
+    def tok_s(self) -> float:
+        """Tokens per second of decoding."""
+        return self.tokens / self.decode_ms * 1e3 if self.decode_ms else 0.0
+
+    def plus(self, timings: Timings) -> Totals:
+        """Return the totals with one more answer."""
+        sources = {name: (offered, right) for name, offered, right in self.sources}
+        lengths = [*self.accepted_lengths]
+        for name, offered, right in timings.drafts:
+            before = sources.get(name, (0, 0))
+            sources[name] = before[0] + offered, before[1] + right
+            lengths += [0] * (right + 1 - len(lengths))
+            lengths[right] += 1
+        return Totals(
+            tokens=self.tokens + timings.tokens,
+            decode_ms=self.decode_ms + timings.decode_ms,
+            sources=tuple((name, *counts) for name, counts in sorted(sources.items())),
+            accepted_lengths=tuple(lengths),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """Everything a status bar may want to show."""
 
@@ -74,6 +108,7 @@ class Status:
     requests: int = 0
     """Answers given so far, with or without a suggestion; ``reason`` and ``last`` are the newest's,
     so a client can tell which answer they belong to."""
+    totals: Totals = field(default_factory=Totals)
 
 
 class CompletionService(Protocol):

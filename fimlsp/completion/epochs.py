@@ -26,7 +26,7 @@ REANCHOR_TYPED = 160
 """Typed characters that a fresh anchor must save before it is warmed in idle time."""
 MIN_PREFIX, MIN_SUFFIX = 32, 8
 """Tokens of the smallest window."""
-ELSEWHERE_SHARE = 0.5
+ELSEWHERE_SHARE = 0.6
 """Of a cold window's prefix, the most that goes to the place in the file that is like this one."""
 NEAR_LINES = 5
 """Lines next to the cursor that a cold window shows anyway."""
@@ -43,6 +43,8 @@ HEADER_TOKENS = 64
 MIN_ANSWER = 32
 """Tokens that must be left for an answer, or the prompt is anchored anew."""
 SLOTS_PER_DOCUMENT = 2
+DRAFT_PREFIX = 256
+"""Tokens of the prefix that a draft model reads: a guess does not need to know everything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ class Epoch:
     head: tuple[int, ...]
     full: bool
     """The window is as large as it will be at this place."""
+    omittable: tuple[int, int] = (0, 0)
+    """Span of ``head`` that a draft model need not read: the far part of the prefix."""
 
     def typed(self, around: Around) -> str | None:
         """Return the text typed since the anchor, None where this epoch does not fit."""
@@ -232,23 +236,32 @@ class Epochs:
         header = len(full.head) - len(full.prefix.tokens) - len(full.suffix.tokens)
         room = budget - header
         n_suffix = min(max(MIN_SUFFIX, int(room * SUFFIX_SHARE)), self.window.suffix_tokens)
+        n_suffix = len(self._suffix(around, n_suffix).tokens)
         n_prefix = min(max(MIN_PREFIX, room - n_suffix), self.window.prefix_tokens)
         elsewhere: tuple[int, ...] = ()
         prefix = self._prefix(around, n_prefix)
         if not prefix.whole:
             elsewhere = self._elsewhere(around, int(n_prefix * ELSEWHERE_SHARE))
-            prefix = self._prefix(around, n_prefix - len(elsewhere))
+            shorter = self._prefix(around, n_prefix - len(elsewhere))
+            if _starts_a_line(shorter, around):
+                prefix = shorter
+            else:  # the nearest line itself says more
+                elsewhere = ()
+        # Whole lines never quite fill a budget; what is left over may do for one more below.
+        n_suffix = max(MIN_SUFFIX, room - len(elsewhere) - len(prefix.tokens))
+        n_suffix = min(n_suffix, self.window.suffix_tokens)
         return self._epoch(slot, around, prefix, n_suffix, full=False, elsewhere=elsewhere)
 
     def _elsewhere(self, around: Around, budget: int) -> tuple[int, ...]:
         """Return the tokens of the place in the file that is most like the cursor's."""
         anchor = around.anchor()
         indent = len(around.before) - anchor or None
-        text = similar_place(around.before[:anchor], around.after, NEAR_LINES, indent)
-        if text is None:
-            return ()
-        cut = cut_suffix(text, budget, self._tokenize, to_end=True)
-        return cut.tokens if cut.text.endswith("\n") else ()  # half a line would run into the next
+        lines = similar_place(around.before[:anchor], around.after, NEAR_LINES, indent)
+        for part in (lines, lines[:2], lines[1:2]):  # whole lines: half a one would run on
+            tokens = tuple(self._tokenize("".join(part).encode("utf-8", "replace")))
+            if len(tokens) <= budget:
+                return tokens
+        return ()
 
     def _full(self, uri: str, around: Around, epochs: list[Epoch], serving: Epoch | None) -> Epoch:
         slot = self._slot(uri, epochs, serving)
@@ -278,6 +291,9 @@ class Epochs:
         text = around.before[: around.anchor()]
         return cut_prefix(text, budget, self._tokenize, from_start=around.from_start)
 
+    def _suffix(self, around: Around, budget: int) -> Cut:
+        return cut_suffix(around.after, budget, self._tokenize, to_end=around.to_end)
+
     def _epoch(
         self,
         slot: str,
@@ -288,7 +304,7 @@ class Epochs:
         full: bool,
         elsewhere: tuple[int, ...] = (),
     ) -> Epoch:
-        suffix = cut_suffix(around.after, suffix_budget, self._tokenize, to_end=around.to_end)
+        suffix = self._suffix(around, suffix_budget)
         head = self._template.render(
             repo=None,
             path=around.path,
@@ -296,4 +312,19 @@ class Epochs:
             suffix=suffix.tokens,
             tokenize=self._tokenize,
         )
-        return Epoch(slot, prefix, suffix, head, full or (prefix.whole and suffix.whole))
+        whole = prefix.whole and suffix.whole
+        return Epoch(slot, prefix, suffix, head, full or whole, _omittable(head, prefix.tokens))
+
+
+def _starts_a_line(prefix: Cut, around: Around) -> bool:
+    before = around.before[: around.anchor()]
+    return before[: len(before) - len(prefix.text)].endswith("\n")
+
+
+def _omittable(head: tuple[int, ...], prefix: tuple[int, ...]) -> tuple[int, int]:
+    """Return the span of ``head`` that holds the part of ``prefix`` far from the cursor."""
+    n = len(prefix)
+    if n <= DRAFT_PREFIX:
+        return 0, 0
+    start = next(i for i in range(len(head) - n + 1) if head[i : i + n] == prefix)
+    return start, start + n - DRAFT_PREFIX

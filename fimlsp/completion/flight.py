@@ -93,7 +93,7 @@ class Flight:
         if self.answer is None or not self.answer.done() or self.answer.exception() is not None:
             return None
         generation = self.answer.result()
-        cut_short = self.contradicted or generation.finish is Finish.CANCELLED
+        cut_short = self.contradicted or generation.finish in (Finish.CANCELLED, Finish.UNSURE)
         return None if cut_short else generation
 
     def cancel(self, *, keep_step: bool = False) -> None:
@@ -128,4 +128,5 @@ def timings_of(generation: Generation) -> Timings:
         drafted=generation.drafted,
         accepted=generation.accepted,
         draft_source=generation.draft_source,
+        drafts=tuple((use.source, use.offered, use.accepted) for use in generation.drafts),
     )

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from fimlsp.completion.api import CompletionParams, ServiceState, Status, Trigger
+from fimlsp.completion.board import Answer, Board
 from fimlsp.completion.epochs import Around, Epochs, Plan, fit_window
 from fimlsp.completion.flight import Flight, Waiter, timings_of
 from fimlsp.completion.stop import StopRule, stop_rule
@@ -23,7 +24,17 @@ from fimlsp.completion.trim import Trimmed, trim
 from fimlsp.completion.warmups import Warmups
 from fimlsp.context.params import WindowParams
 from fimlsp.document import Completion, NoCompletion, Reason, Snapshot
-from fimlsp.engine.api import Engine, EngineState, Finish, Generation, Phase, Priority, Request
+from fimlsp.engine.api import (
+    GREEDY,
+    Engine,
+    EngineState,
+    Finish,
+    Generation,
+    Phase,
+    Priority,
+    Request,
+    SamplingParams,
+)
 from fimlsp.errors import FimlspError
 from fimlsp.prompt.builder import MAX_HEALED_TOKENS
 from fimlsp.prompt.templates import ResolvedTemplate, resolve_template
@@ -34,7 +45,7 @@ ORPHAN_GRACE_S = 0.02
 """A client cancels just before it asks again: work that the next request can use survives this
 long. Still well inside the 50 ms in which a cancel must free the engine."""
 
-Answer = tuple[Completion, ...] | NoCompletion
+_LOADING = "loading the model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +61,24 @@ class _Serving:
 class Completions:
     """See :class:`fimlsp.completion.api.CompletionService`."""
 
-    def __init__(self, params: CompletionParams, window: WindowParams) -> None:
+    def __init__(
+        self, params: CompletionParams, window: WindowParams, sampling: SamplingParams = GREEDY
+    ) -> None:
         self._params = params
         self._window = window
+        self._sampling = sampling
         self._engine: Engine | None = None
         self._serving: _Serving | None = None
         self._suggestions = Suggestions()
         self._waiters: dict[str, Waiter] = {}
         self._flights: dict[str, Flight] = {}
-        self._listeners: list[Callable[[Status], None]] = []
-        self._status = Status(state=ServiceState.LOADING, message="starting")
+        self._board = Board()
 
     def use_engine(self, engine: Engine) -> None:
         """Serve from ``engine`` from now on; it may still be loading. Its maker closes it."""
         self._forget_engine()
         self._engine = engine
-        self._set_status(self._fresh(ServiceState.LOADING, "loading the model"))
+        self._board.begin(ServiceState.LOADING, _LOADING)
         loop = asyncio.get_running_loop()
 
         def changed(state: EngineState) -> None:
@@ -77,7 +90,7 @@ class Completions:
     def fail(self, message: str) -> None:
         """There is no engine to be had; ``message`` says why and what to do."""
         self._forget_engine()
-        self._set_status(self._fresh(ServiceState.ERROR, message))
+        self._board.begin(ServiceState.ERROR, message)
 
     def configure(self, params: CompletionParams) -> None:
         """Use new parameters from the next request on."""
@@ -86,6 +99,10 @@ class Completions:
             self._drop_work()
         self.configure_window(self._window)
         self._set_idle()
+
+    def configure_sampling(self, sampling: SamplingParams) -> None:
+        """Pick tokens differently from the next request on."""
+        self._sampling = sampling
 
     def configure_window(self, window: WindowParams) -> None:
         """Use another window from the next prompt on."""
@@ -97,36 +114,31 @@ class Completions:
         if engine is not self._engine:
             return
         if state.phase is Phase.LOADING:
-            status = replace(
-                self._status,
-                state=ServiceState.LOADING,
-                message="loading the model",
-                progress=state.progress,
-            )
+            loading = ServiceState.LOADING
+            self._board.change(state=loading, message=_LOADING, progress=state.progress)
         elif state.phase is Phase.READY:
-            status = self._ready(engine)
+            self._start_serving(engine)
         elif state.phase is Phase.FAILED:
             self._forget_engine()
-            status = self._fresh(ServiceState.ERROR, str(state.error))
-        else:
-            return
-        self._set_status(status)
+            self._board.begin(ServiceState.ERROR, str(state.error))
 
     def _forget_engine(self) -> None:
         self._drop_work()
         self._engine = self._serving = None
         self._suggestions = Suggestions()
 
-    def _ready(self, engine: Engine) -> Status:
+    def _start_serving(self, engine: Engine) -> None:
         info = engine.info
         try:
             template = resolve_template(engine.vocabulary, info.path.name)
         except FimlspError as error:
-            return replace(self._fresh(ServiceState.ERROR, str(error)), model=info.path.name)
+            self._board.begin(ServiceState.ERROR, str(error), model=info.path.name)
+            return
         epochs = Epochs(engine, template, self._fit_window(engine))
         self._serving = _Serving(engine, template, epochs, Warmups(engine, epochs))
-        return replace(
-            self._fresh(self._idle_state(), f"{info.description}, {info.threads} threads"),
+        self._board.begin(
+            self._idle_state(),
+            f"{info.description}, {info.threads} threads",
             model=info.path.name,
             backend=info.backend,
             progress=1.0,
@@ -189,16 +201,16 @@ class Completions:
                 detail=f"completion.disabled_languages has {snapshot.language_id}",
             )
         if self._serving is None:
-            loading = self._status.state is ServiceState.LOADING
+            loading = self.status.state is ServiceState.LOADING
             return NoCompletion(
-                reason=Reason.LOADING if loading else Reason.NO_MODEL, detail=self._status.message
+                reason=Reason.LOADING if loading else Reason.NO_MODEL, detail=self.status.message
             )
         return self._serving
 
     async def _generate(self, serving: _Serving, snapshot: Snapshot, waiter: Waiter) -> Answer:
-        plan: Plan | None = None
+        thorough: Plan | None = None
         while True:
-            flight = self._join(serving, snapshot) or self._begin(serving, snapshot, plan)
+            flight = self._join(serving, snapshot) or self._begin(serving, snapshot, thorough)
             assert flight.answer is not None
             await self._first(flight, waiter)
             if waiter.superseded.done():
@@ -207,9 +219,11 @@ class Completions:
                 del self._flights[snapshot.uri]
             generation = flight.answer.result()
             better = serving.epochs.better(snapshot, flight.plan)
-            if better and plan is None and self._is_unsure(flight, generation):
-                plan = serving.epochs.plan_with(better, snapshot)
-                continue  # a guess from a few lines would be noise: read the full window first
+            if generation.finish is Finish.UNSURE:
+                # A guess from a few lines would be noise: read the full window first.
+                thorough = serving.epochs.plan_with(better, snapshot) if better else None
+                thorough = thorough or serving.epochs.plan(snapshot)
+                continue
             answer = self._land(flight, generation)
             if flight.snapshot is not snapshot:
                 rest = self._suggestions.find(snapshot)
@@ -219,11 +233,6 @@ class Completions:
             if better:
                 serving.warmups.start(snapshot.uri, better)
             return answer
-
-    def _is_unsure(self, flight: Flight, generation: Generation) -> bool:
-        """Tell whether a small window's guess had better not be shown."""
-        small = not flight.plan.epoch.full and flight.result() is not None
-        return small and generation.confidence < self._params.cold_confidence
 
     async def _first(self, flight: Flight, waiter: Waiter) -> None:
         """Wait for the flight's end or the waiter's; when cancelled, let the flight go soon."""
@@ -272,20 +281,27 @@ class Completions:
         plan = thorough or serving.epochs.plan(snapshot)
         serving.warmups.stop_unless_useful(snapshot, plan.epoch)
         spellings = serving.template.template.spellings
-        rule, patience_s = self._stop_rule(snapshot), self._params.patience_ms / 1e3
+        small = not plan.epoch.full
+        rule, patience_s = self._stop_rule(snapshot, small), self._params.patience_ms / 1e3
         flight = Flight(snapshot, plan, rule, patience_s, spellings, thorough=bool(thorough))
         room = serving.engine.n_ctx - len(plan.prompt)
-        self._set_status(replace(self._status, state=ServiceState.BUSY))
+        start, hopes = plan.healed.must_start_with, self._suggestions.hopes(snapshot)
+        self._board.change(state=ServiceState.BUSY)
         flight.ticket = serving.engine.submit(
             Request(
                 slot=plan.epoch.slot,
                 prompt=plan.prompt,
-                must_start_with=plan.healed.must_start_with,
+                must_start_with=start,
                 max_tokens=max(1, min(self._params.max_tokens + MAX_HEALED_TOKENS, room)),
                 stop_tokens=serving.template.stop_tokens,
                 deadline=None if thorough else time.monotonic() + self._params.max_ms / 1e3,
                 priority=Priority.PREFETCH if thorough else Priority.FOREGROUND,
                 watch=flight.watch,
+                expected=tuple(start + _bytes(text) for text in hopes.expected),
+                related=tuple(map(_bytes, hopes.related)),
+                min_probability=0.0 if thorough else small * self._params.cold_confidence,
+                omittable=plan.epoch.omittable,
+                sampling=self._sampling,
             )
         )
         flight.answer = asyncio.wrap_future(flight.ticket.future)
@@ -315,11 +331,12 @@ class Completions:
         self._suggestions.remember(snapshot, completion)
         return (completion,)
 
-    def _stop_rule(self, snapshot: Snapshot) -> StopRule:
+    def _stop_rule(self, snapshot: Snapshot, small: bool) -> StopRule:
+        """Return how far a suggestion may reach: a few lines of context are good for one line."""
         return stop_rule(
             before=snapshot.before(NEAR),
             after=snapshot.after(NEAR),
-            multiline=self._params.multiline,
+            multiline="never" if small else self._params.multiline,
             max_lines=self._params.max_lines,
         )
 
@@ -328,54 +345,24 @@ class Completions:
     @property
     def status(self) -> Status:
         """The current status."""
-        return self._status
+        return self._board.status
 
     def on_status(self, listener: Callable[[Status], None]) -> None:
         """Call ``listener`` whenever the status changes."""
-        self._listeners.append(listener)
+        self._board.listen(listener)
 
     def _report(self, answer: Answer, begun: float) -> Answer:
-        """Put an answer's timings and reason into the status, and the total into the answer."""
-        total_ms = (time.monotonic() - begun) * 1e3
-        if isinstance(answer, tuple):
-            answer = tuple(
-                replace(c, timings=replace(c.timings, total_ms=total_ms)) for c in answer
-            )
-            reason, last = "", answer[0].timings
-        elif answer.reason is Reason.SUPERSEDED:
-            return answer  # the status belongs to the request that came after
-        else:
-            last = replace(answer.timings, total_ms=total_ms)
-            answer = replace(answer, timings=last)
-            reason = answer.reason.value
-        status = replace(
-            self._status,
-            state=self._idle_state(),
-            reason=reason,
-            requests=self._status.requests + 1,
-            last=last,
-        )
-        self._set_status(status)
-        return answer
+        return self._board.report(answer, (time.monotonic() - begun) * 1e3, self._idle_state())
 
     def _idle_state(self) -> ServiceState:
         if self._serving is None:
-            return self._status.state
+            return self.status.state
         if self._flights:
             return ServiceState.BUSY
         return ServiceState.READY if self._params.enabled else ServiceState.OFF
 
-    def _fresh(self, state: ServiceState, message: str) -> Status:
-        return Status(state=state, message=message, requests=self._status.requests)
-
     def _set_idle(self) -> None:
-        self._set_status(replace(self._status, state=self._idle_state()))
-
-    def _set_status(self, status: Status) -> None:
-        if status != self._status:
-            self._status = status
-            for listener in self._listeners:
-                listener(status)
+        self._board.change(state=self._idle_state())
 
     # ---- the end
 
@@ -392,6 +379,10 @@ class Completions:
             flight.cancel()
         self._waiters.clear()
         self._flights.clear()
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "replace")
 
 
 def _take_exception(answer: asyncio.Future[Generation]) -> None:

@@ -13,6 +13,11 @@ from fimlsp.document import Completion, Snapshot, Timings
 
 NEAR = 2048
 """Characters on each side of the cursor that must be unchanged."""
+_TAIL = 64
+"""Characters left of a cursor by which its place is found again."""
+_FAR = 400
+"""Characters typed or deleted beyond which a suggestion has nothing more to say."""
+_HOPES = 3
 KEPT = 16
 """Suggestions remembered per document."""
 
@@ -37,6 +42,16 @@ class _Shown:
                 rest = text[typed:]
                 return rest if rest != replaced else None  # nothing would change
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class Hopes:
+    """What earlier suggestions let one hope for at a cursor: drafts that cost nothing."""
+
+    expected: tuple[str, ...] = ()
+    """Texts that may follow the cursor, the likeliest first."""
+    related: tuple[str, ...] = ()
+    """Suggestions made here, over which something else was typed."""
 
 
 class Suggestions:
@@ -68,9 +83,37 @@ class Suggestions:
                 return replace(shown.completion, text=rest, timings=Timings())
         return None
 
+    def hopes(self, snapshot: Snapshot) -> Hopes:
+        """Return the newest suggestions near the cursor, as far as they may still come true.
+
+        Also after the person typed something else, deleted a part of the line, or changed what
+        follows: the model then often writes much the same again.
+        """
+        before = _before(snapshot, NEAR)
+        expected, related = [], []
+        for shown in reversed(self._by_uri.get(snapshot.uri, [])):
+            text = shown.completion.text
+            typed = _after_last(before, shown.before[-_TAIL:])
+            deleted = _after_last(shown.before, before[-_TAIL:])
+            if typed is not None and text.startswith(typed):
+                expected.append(text[len(typed) :])
+            elif deleted is not None:
+                expected.append(deleted + text)
+            elif typed is not None:
+                related.append(text)
+            if len(expected) + len(related) == _HOPES:
+                break
+        return Hopes(tuple(filter(None, expected)), tuple(related))
+
     def forget(self, uri: str) -> None:
         """Drop everything about a closed document."""
         self._by_uri.pop(uri, None)
+
+
+def _after_last(text: str, place: str) -> str | None:
+    """Return what follows the last ``place`` in ``text``, None where that is far or nowhere."""
+    found = text.rfind(place, max(0, len(text) - _FAR - len(place)))
+    return None if found < 0 or not place else text[found + len(place) :]
 
 
 def _before(snapshot: Snapshot, limit: int) -> str:

@@ -10,7 +10,7 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
@@ -19,7 +19,7 @@ from fimlsp.config.tree import Config
 from fimlsp.fields import Between, MachineOnly, OneOf
 from fimlsp.models.catalog import find
 
-Value = bool | int | float | str | tuple[str, ...]
+Value = bool | int | float | str | tuple[str, ...] | tuple[float, ...]
 """What a setting can hold."""
 
 _TYPES: Final[Mapping[object, str]] = MappingProxyType(
@@ -29,6 +29,7 @@ _TYPES: Final[Mapping[object, str]] = MappingProxyType(
         float: "a number",
         str: "a string",
         tuple[str, ...]: "a list of strings",
+        tuple[float, ...]: "a list of numbers",
     }
 )
 _SHOWN: Final = 60
@@ -90,14 +91,18 @@ class Leaf:
             taken = _integer(value)
         elif self.type is float:
             taken = _number(value)
-        elif isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
-            taken = tuple(value)
+        elif isinstance(value, list | tuple):
+            taken = _strings(value) if self.type == tuple[str, ...] else _numbers(value)
+        several = taken if isinstance(taken, tuple) else (taken,)
+        return taken if all(self._allows(item) for item in several) else None
+
+    def _allows(self, item: object) -> bool:
+        """Tell whether one value, or one item of a list, is among the words or in the range."""
         if self.choices:
-            chosen = taken if isinstance(taken, tuple) else (taken,)
-            return taken if set(chosen) <= set(self.choices) else None
-        if self.between is not None and isinstance(taken, int | float):
-            return taken if self.between.low <= taken <= self.between.high else None
-        return taken
+            return item in self.choices
+        if self.between is not None and isinstance(item, int | float):
+            return self.between.low <= item <= self.between.high
+        return True
 
 
 @dataclass(slots=True)
@@ -166,16 +171,19 @@ def show(value: object) -> str:
 
 def suggest(path: str) -> str:
     """Return what to say about a path that isn't a setting."""
-    last = path.rpartition(".")[2]
+    section, _, last = path.rpartition(".")
     same_name = [known for known in LEAVES if known.rpartition(".")[2] == last]
-    close = same_name or difflib.get_close_matches(path, [*LEAVES, *SECTIONS], n=1, cutoff=0.7)
-    if close:
+    if section not in SECTIONS:
+        close = difflib.get_close_matches(path, [*LEAVES, *SECTIONS], n=1, cutoff=0.7)
+        if close := same_name or close:
+            return f"did you mean {close[0]}?"
+        return f"expected one of the sections {', '.join(SECTIONS)}"
+    names = [leaf.name for leaf in LEAVES.values() if leaf.owner is SECTIONS[section]]
+    # Alike are the names, not the section that all of them share.
+    close = difflib.get_close_matches(last, names, n=1, cutoff=0.6)
+    if close := [f"{section}.{name}" for name in close] or same_name:
         return f"did you mean {close[0]}?"
-    section = path.partition(".")[0]
-    if section in SECTIONS:
-        names = [leaf.name for leaf in LEAVES.values() if leaf.owner is SECTIONS[section]]
-        return f"expected one of {', '.join(names)} in {section}"
-    return f"expected one of the sections {', '.join(SECTIONS)}"
+    return f"expected one of {', '.join(names)} in {section}"
 
 
 def _read_table(layer: Layer, table: object, prefix: str, *, source: str, trusted: bool) -> None:
@@ -236,6 +244,16 @@ def _number(value: object) -> float | None:
     except OverflowError:
         return None
     return number if math.isfinite(number) else None
+
+
+def _strings(values: Sequence[object]) -> tuple[str, ...] | None:
+    strings = tuple(value for value in values if isinstance(value, str))
+    return strings if len(strings) == len(values) else None
+
+
+def _numbers(values: Sequence[object]) -> tuple[float, ...] | None:
+    numbers = tuple(number for value in values if (number := _number(value)) is not None)
+    return numbers if len(numbers) == len(values) else None
 
 
 def _found(value: object) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fimlsp.completion.api import CompletionParams
 from fimlsp.context.params import WindowParams
-from fimlsp.engine.api import EngineParams, SamplingParams, SpeculationParams
+from fimlsp.engine.api import DraftParams, EngineParams, SamplingParams, SpeculationParams
 from fimlsp.fields import MachineOnly, OneOf
 from fimlsp.models.params import ModelsParams
 
@@ -32,6 +32,7 @@ class Config:
     window: WindowParams = field(default_factory=WindowParams)
     models: ModelsParams = field(default_factory=ModelsParams)
     engine: EngineParams = field(default_factory=EngineParams)
+    draft: DraftParams = field(default_factory=DraftParams)
     speculation: SpeculationParams = field(default_factory=SpeculationParams)
     sampling: SamplingParams = field(default_factory=SamplingParams)
     log: LogParams = field(default_factory=LogParams)

@@ -24,8 +24,8 @@ class _Line:
     indent: int
 
 
-def similar_place(before: str, after: str, near_lines: int, indent: int | None) -> str | None:
-    """Return up to three lines around the most similar place, with line ends, or None.
+def similar_place(before: str, after: str, near_lines: int, indent: int | None) -> list[str]:
+    """Return up to three lines around the most similar place, with line ends; [] without one.
 
     The first is the line that resembles the one above the cursor, the second is what stood there
     where the cursor stands here.
@@ -39,7 +39,7 @@ def similar_place(before: str, after: str, near_lines: int, indent: int | None) 
     above = _lines(before[-REACH:])
     below = _lines(after.partition("\n")[2][:REACH])
     if not above:
-        return None
+        return []
     here = _Surroundings(above[-1], above[-2] if len(above) > 1 else None, below[:1], indent)
     places = [(above, n) for n in range(1, len(above) - near_lines)]
     places += [(below, n) for n in range(max(1, near_lines // 2), len(below))]
@@ -49,9 +49,9 @@ def similar_place(before: str, after: str, near_lines: int, indent: int | None) 
         if score >= best_score:  # the later of equals is nearer to the cursor, above it
             best, best_score = (lines, n), score
     if best is None:
-        return None
+        return []
     lines, n = best
-    return "".join(line.text + "\n" for line in lines[n - 1 : n + 2])
+    return [line.text + "\n" for line in lines[n - 1 : n + 2]]
 
 
 @dataclass(frozen=True, slots=True)

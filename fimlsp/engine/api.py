@@ -29,8 +29,36 @@ class Priority(IntEnum):
     """Prompt tokens that will be needed; no text is generated."""
 
 
+KV_TYPES = ("f16", "q8_0", "q4_0")
+"""What a prompt's keys and values may be kept as, the exact one first: the types that ordinary CUDA
+builds have kernels for (ik_llama aborts the process on q5_0 and q5_1)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineParams:
+class PlacementParams:
+    """Where the weights and the warm prompts of one model lie; the draft model has its own."""
+
+    n_gpu_layers: Annotated[int, Between(-1, 10_000)] = -1
+    """Layers on the GPU; -1 is all. Ignored where there is no GPU."""
+    split_mode: Annotated[str, OneOf("layer", "row", "none")] = "layer"
+    """How several GPUs share a model: ``layer`` (whole layers each), ``row`` (a part of each
+    matrix) or ``none`` (all of it on ``main_gpu``)."""
+    main_gpu: Annotated[int, Between(0, 63)] = 0
+    """The GPU that holds everything (``none``) or the intermediate results (``row``), as
+    ``fimlsp doctor`` numbers them."""
+    tensor_split: Annotated[tuple[float, ...], Between(0, 1_000_000)] = ()
+    """Share of each GPU in that order, such as ``[3, 1]``; ``[]`` splits by free memory."""
+    flash_attn: Annotated[str, OneOf("auto", "on", "off")] = "auto"
+    """Flash attention: ``auto`` takes it where the library has it for the device."""
+    kv_type_k: Annotated[str, OneOf(*KV_TYPES)] = KV_TYPES[0]
+    """Type of the keys of warm prompts: ``q8_0`` takes half the memory of ``f16``. GPUs are
+    quickest where keys and values have the same type."""
+    kv_type_v: Annotated[str, OneOf(*KV_TYPES)] = KV_TYPES[0]
+    """Type of their values; all but ``f16`` need flash attention."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineParams(PlacementParams):
     """How the model is run. ``0`` and ``auto`` mean: found out on this machine."""
 
     backend: Annotated[str, OneOf("auto", "ik_llama", "llama_cpp")] = "auto"
@@ -43,8 +71,14 @@ class EngineParams:
     """Warm prompts kept at once (documents, and the next prompt of a document)."""
     n_ubatch: Annotated[int, Between(1, 8192)] = 64
     """Prompt tokens per native step; smaller cancels sooner, larger reads faster."""
-    n_gpu_layers: Annotated[int, Between(-1, 10_000)] = -1
-    """Layers on the GPU; -1 is all. Ignored where there is no GPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftParams(PlacementParams):
+    """How the draft model is run; threads and native steps are the target's."""
+
+    n_ctx: Annotated[int, Between(256, 1_048_576)] = 1024
+    """Context in tokens: it reads a short window around the cursor only."""
 
 
 SOURCES = ("previous", "ngram", "model")
@@ -60,6 +94,10 @@ class SpeculationParams:
     before), ``model`` (``models.draft``); none decodes token by token."""
     max_draft: Annotated[int, Between(1, 63)] = 24
     """Draft tokens per step at most; measured cost usually takes fewer."""
+    exact: bool = False
+    """Decode no token alone. Libraries compute one token by other kernels than several, so rounding
+    may decide otherwise between two tokens that are as good as equally likely; with this,
+    speculation can't change even that. Steps without a draft take longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,10 +142,16 @@ class Request:
     returning True stops generation. Must be quick and must not raise."""
     expected: tuple[bytes, ...] = ()
     """Texts that may come, ``must_start_with`` included, the likeliest first: free drafts."""
+    related: tuple[bytes, ...] = ()
+    """Texts of which parts may come: a suggestion that something else was typed over."""
+    min_probability: float = 0.0
+    """Generation ends as ``UNSURE`` once the text, all of it, is less probable than this."""
     omittable: tuple[int, int] = (0, 0)
     """Half-open span of ``prompt`` that a draft model need not read: text far from the cursor."""
     sources: tuple[str, ...] | None = None
     """Draft sources of this request; None takes the engine's."""
+    exact: bool = False
+    """Decode no token alone, whatever the engine's setting."""
     sampling: SamplingParams = GREEDY
 
 
@@ -118,6 +162,8 @@ class Finish(Enum):
     WATCH = "watch"
     MAX_TOKENS = "max_tokens"
     DEADLINE = "deadline"
+    UNSURE = "unsure"
+    """The text has become less probable than ``Request.min_probability``."""
     CANCELLED = "cancelled"
     """Cancelled or pre-empted for good; what was evaluated stays warm."""
 
@@ -142,7 +188,8 @@ class Generation:
     sequence."""
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...] = ()
-    """Natural log of the probability the model gave to each token; empty where unknown."""
+    """Natural log of the probability the model gave to each token, among those that the typed
+    bytes allow; empty where unknown."""
     finish: Finish
     prompt_tokens: int
     """Prompt tokens evaluated."""
@@ -175,11 +222,9 @@ class Generation:
         return max((s for s in accepted if accepted[s]), key=accepted.__getitem__, default="")
 
     @property
-    def confidence(self) -> float:
-        """Geometric mean of the tokens' probabilities, 0 to 1; 1 where nothing is known."""
-        if not self.logprobs:
-            return 1.0
-        return math.exp(sum(self.logprobs) / len(self.logprobs))
+    def probability(self) -> float:
+        """Chance of the whole text, 0 to 1; 1 where nothing is known."""
+        return math.exp(sum(self.logprobs))
 
 
 class Ticket(Protocol):
@@ -237,6 +282,8 @@ class ModelInfo:
     n_ctx_train: int
     size_bytes: int
     threads: int
+    draft: str = "none"
+    """The draft model in words: its name and price, ``none``, or why it is not used."""
 
 
 class Vocabulary(Protocol):

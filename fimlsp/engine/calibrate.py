@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import tempfile
 import time
 from collections.abc import Mapping
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -32,8 +34,12 @@ _WEIGHT = 0.2
 """Share of a new observation in the running figure."""
 _MIN_PREFILL = 16
 """Shorter prefills say more about decode than about prefill."""
-_REPEATS = 2
+_REPEATS = 3
 """Timings of each width, of which the shortest counts: others only add what disturbed them."""
+_DISTURBED = 1.2
+"""A width that takes this many times as long as a wider one was held up by other work."""
+_TURNS = 5
+"""Decodes of each of two models that are compared."""
 _KEPT = 32
 """Curves kept in the file."""
 
@@ -41,12 +47,15 @@ _KEPT = 32
 def measure(native: NativeSlots, n_ubatch: int) -> Speed:
     """Time one prefill step and two decode steps in slot 0, which must be empty."""
     tokens = _some(min(_SAMPLE, n_ubatch))
-    native.decode(0, tokens, 0, 1)
-    warm = len(tokens)
-    prefill_ms = _timed(native, 0, tokens, warm)
-    decode_ms = min(_timed(native, 0, tokens[:1], warm) for _ in range(2))
-    native.truncate(0, 0)
-    return Speed(prefill_tok_s=warm / prefill_ms * 1e3, decode_ms=decode_ms)
+    n = len(tokens)
+    try:
+        native.decode(0, tokens, 0, 1)
+        prefill_ms = _timed(native, 0, tokens, n)
+        # One behind the other: not every model can take a token back.
+        decode_ms = min(_timed(native, 0, tokens[:1], 2 * n + more) for more in range(2))
+    finally:
+        native.truncate(0, 0)
+    return Speed(prefill_tok_s=n / prefill_ms * 1e3, decode_ms=decode_ms)
 
 
 def verify_ms(native: NativeSlots, slot: int, n: int) -> float:
@@ -55,10 +64,41 @@ def verify_ms(native: NativeSlots, slot: int, n: int) -> float:
     ``slot`` must be empty and is left empty, however this ends.
     """
     try:
-        native.decode(slot, _some(_WARM), 0, 0)
-        return min(_timed(native, slot, _some(n), _WARM, n) for _ in range(_REPEATS))
+        warm = min(_WARM, n)  # a native step may take no more than n
+        native.decode(slot, _some(warm), 0, 0)
+        taken = []
+        for _ in range(_REPEATS):
+            native.truncate(slot, warm)
+            taken.append(_timed(native, slot, _some(n), warm, n))
+        return min(taken)
     finally:
         native.truncate(slot, 0)
+
+
+def is_disturbed(measured: Mapping[int, float]) -> bool:
+    """Tell whether some width took much longer than a wider one: the machine was busy."""
+    by_width = [measured[n] for n in sorted(measured)]
+    least_wider = list(accumulate(reversed(by_width), min))[::-1]
+    pairs = zip(by_width, least_wider, strict=True)
+    return any(ms > _DISTURBED * wider for ms, wider in pairs)
+
+
+def decodes_ms(one: NativeSlots, other: NativeSlots) -> tuple[float, float]:
+    """Return the milliseconds of a decode of one token by each, taken in turns.
+
+    Slot 0 of both must be empty and is left empty, however this ends.
+    """
+    taken: tuple[list[float], list[float]] = ([], [])
+    try:
+        for native in (one, other):
+            native.decode(0, _some(_WARM), 0, 0)
+        for more in range(_TURNS):
+            for native, times in zip((one, other), taken, strict=True):
+                times.append(_timed(native, 0, _some(1), _WARM + more))
+    finally:
+        for native in (one, other):
+            native.truncate(0, 0)
+    return min(taken[0]), min(taken[1])
 
 
 class CurveFile:
@@ -77,9 +117,10 @@ class CurveFile:
             return None
         try:
             known = {int(n): float(ms) for n, ms in found.items()}
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             return None
-        return VerifyCurve(known) if 1 in known and min(known.values()) > 0 else None
+        sane = all(n >= 1 and 0 < ms < math.inf for n, ms in known.items())
+        return VerifyCurve(known) if 1 in known and sane else None
 
     def save(self, key: str, known: Mapping[int, float]) -> None:
         """Store a curve, whole or not at all."""
@@ -103,7 +144,7 @@ class CurveFile:
     def _read(self) -> dict[str, object]:
         try:
             found = json.loads(self._path.read_bytes())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
 
@@ -124,7 +165,6 @@ def _some(n: int) -> Tokens:
 
 
 def _timed(native: NativeSlots, slot: int, tokens: Tokens, warm: int, n_logits: int = 1) -> float:
-    native.truncate(slot, warm)
     begun = time.perf_counter()
     native.decode(slot, tokens, warm, n_logits)
     return max(1e-3, (time.perf_counter() - begun) * 1e3)

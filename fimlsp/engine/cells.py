@@ -37,10 +37,18 @@ class _Plan:
 
 
 class Cells:
-    """Names, tokens and recency of ``n_slots`` native slots."""
+    """Names, tokens and recency of ``n_slots`` native slots.
 
-    def __init__(self, native: NativeSlots, n_slots: int) -> None:
+    Args:
+        native: The slots, all empty.
+        n_slots: How many.
+        rewindable: False for a model that can't take tokens back: what a slot holds is then of use
+            to a prompt that begins with all of it, else the slot is emptied; nothing is copied.
+    """
+
+    def __init__(self, native: NativeSlots, n_slots: int, *, rewindable: bool = True) -> None:
         self._native = native
+        self.rewindable = rewindable
         self._lock = threading.Lock()  # names, recency and token lists; never held in native code
         self._tokens: list[list[int]] = [[] for _ in range(n_slots)]
         self._names: list[str | None] = [None] * n_slots
@@ -85,6 +93,7 @@ class Cells:
     def truncate(self, slot: int, n_cells: int) -> None:
         """Forget cells from ``n_cells`` on, here and in the library."""
         if len(self._tokens[slot]) > n_cells:
+            assert self.rewindable or n_cells == 0, n_cells
             self._native.truncate(slot, n_cells)
             with self._lock:
                 del self._tokens[slot][n_cells:]
@@ -106,13 +115,17 @@ class Cells:
                     self._used[slot] = 0
 
     def _plan(self, name: str, prompt: Sequence[int]) -> _Plan:
-        limit = max(0, len(prompt) - 1)
         slot = self._find(name)
-        shared = [common_prefix(tokens, prompt) for tokens in self._tokens]
-        donor = max(range(len(shared)), key=shared.__getitem__)
-        if shared[donor] >= shared[slot] + MIN_COPY:
-            return _Plan(slot, min(shared[donor], limit), donor)
-        return _Plan(slot, min(shared[slot], limit), None)
+        usable = [self._usable(tokens, prompt) for tokens in self._tokens]
+        donor = max(range(len(usable)), key=usable.__getitem__)
+        if self.rewindable and usable[donor] >= usable[slot] + MIN_COPY:
+            return _Plan(slot, usable[donor], donor)
+        return _Plan(slot, usable[slot], None)
+
+    def _usable(self, tokens: Sequence[int], prompt: Sequence[int]) -> int:
+        """Return how many of a slot's ``tokens`` serve ``prompt``; its last one is read anyway."""
+        shared = min(common_prefix(tokens, prompt), max(0, len(prompt) - 1))
+        return shared if self.rewindable or shared == len(tokens) else 0
 
     def _find(self, name: str) -> int:
         if name in self._names:

@@ -10,15 +10,30 @@ from collections import deque
 from fimlsp.engine import calibrate
 from fimlsp.engine.calibrate import CurveFile
 from fimlsp.engine.cost import WIDTHS, VerifyCurve
+from fimlsp.engine.draft import DraftSetup
 from fimlsp.engine.load import Plant
 
 
 class Chores:
-    """Measures the verify curve, unless an earlier start has stored it."""
+    """Measures the verify curve, unless an earlier start has stored it; brings the draft model.
 
-    def __init__(self, plant: Plant, curves: CurveFile | None, n_ubatch: int) -> None:
+    Args:
+        plant: The engine's target.
+        curves: Where the curve is kept.
+        n_ubatch: Tokens of one native step at most.
+        draft: Brings the draft model, which is weighed by the curve; None: there is none.
+    """
+
+    def __init__(
+        self,
+        plant: Plant,
+        curves: CurveFile | None,
+        n_ubatch: int,
+        draft: DraftSetup | None = None,
+    ) -> None:
         self._plant = plant
         self._curves = curves
+        self._draft = draft
         # Whoever decodes token by token has no use for the curve.
         needed = plant.generator.sources and not plant.curve_known
         self._widths = deque(n for n in WIDTHS if n <= n_ubatch) if needed else deque()
@@ -26,8 +41,13 @@ class Chores:
 
     @property
     def waiting(self) -> bool:
-        """Tell whether something is left to do."""
-        return bool(self._widths) and self._plant.generator.cells.free_slot() is not None
+        """Tell whether something is left to do now."""
+        return self._curve_slot is not None or (self._draft is not None and self._draft.waiting)
+
+    @property
+    def settled(self) -> bool:
+        """Tell whether everything is measured, loaded and decided that can be."""
+        return self._curve_slot is None and (self._draft is None or self._draft.settled)
 
     @property
     def curve(self) -> VerifyCurve:
@@ -40,18 +60,30 @@ class Chores:
         Raises:
             AbortedError: a request came; the piece is still to be done.
         """
+        slot = self._curve_slot
+        if slot is not None:
+            self._measure(slot)
+        elif self._draft is not None:
+            self._draft.step()
+
+    def drop(self) -> None:
+        """Give up what could not be done."""
+        if self._curve_slot is not None:
+            self._widths.clear()
+        elif self._draft is not None:
+            self._draft.give_up("bringing it failed; the log says more")
+
+    @property
+    def _curve_slot(self) -> int | None:
+        """The slot in which the next width can be measured; None where nothing is to be or can."""
+        return self._plant.generator.cells.free_slot() if self._widths else None
+
+    def _measure(self, slot: int) -> None:
         generator = self._plant.generator
-        slot = generator.cells.free_slot()
-        if slot is None:
-            return
         n = self._widths[0]
         self._measured[n] = calibrate.verify_ms(generator.native, slot, n)
         self._widths.popleft()
         if not self._widths:
             generator.speculation.curve = VerifyCurve(self._measured)
-            if self._curves:
+            if self._curves and not calibrate.is_disturbed(self._measured):
                 self._curves.save(self._plant.curve_key, self._measured)
-
-    def drop(self) -> None:
-        """Give up what could not be done."""
-        self._widths.clear()

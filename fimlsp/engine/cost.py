@@ -11,9 +11,12 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 _WEIGHT = 0.1
 """Share of a new timing in the running figure."""
+_SHARED = 0.5
+"""Share of that by which widths move that are not next to the observed one."""
 _OUTLIER = 2.0
 """A decode that another process held up says nothing about this machine."""
 _TYPICAL = {1: 1.0, 2: 1.35, 3: 1.5, 4: 1.6, 5: 1.9, 8: 2.4, 12: 3.4, 16: 4.2, 32: 8.0}
@@ -35,7 +38,11 @@ class VerifyCurve:
     def __init__(self, known: Mapping[int, float]) -> None:
         assert 1 in known, known
         self._widths = sorted(known)
-        self._ms = dict(known)
+        # What disturbs a timing only adds to it, and a wider step is never quicker: whatever took
+        # longer than a wider step was disturbed.
+        falling = sorted(known, reverse=True)
+        bounds = accumulate((known[n] for n in falling), min)
+        self._ms = dict(zip(falling, bounds, strict=True))
 
     @classmethod
     def typical(cls, decode_ms: float) -> VerifyCurve:
@@ -54,13 +61,20 @@ class VerifyCurve:
         return self._ms[low] + max(0.0, slope) * (n - low)
 
     def observe(self, n: int, ms: float) -> None:
-        """Follow a live decode; it moves the known widths on both sides by their nearness."""
+        """Follow a live decode; it moves the known widths on both sides by their nearness.
+
+        The others move a little too: a busy or a hot machine is slower at every width, and a width
+        that was found too dear is never tried, so nothing else would put it right.
+        """
         expected = self(n)
         error = min(ms, _OUTLIER * expected) / expected
         low, high = self._around(n)
-        near_high = (n - low) / (high - low) if high > low else 0.0
-        for width, share in ((low, 1 - near_high), (high, near_high)):
-            self._ms[width] *= 1 + _WEIGHT * max(0.0, min(1.0, share)) * (error - 1)
+        near_high = min(1.0, (n - low) / (high - low)) if high > low else 0.0
+        nearness = {low: 1 - near_high}
+        nearness[high] = max(near_high, nearness.get(high, 0.0))
+        for width in self._widths:
+            share = max(_SHARED, nearness.get(width, 0.0))
+            self._ms[width] *= 1 + _WEIGHT * share * (error - 1)
 
     @property
     def known(self) -> dict[int, float]:
@@ -95,6 +109,16 @@ class Acceptance:
         """Return the chance that draft token ``position`` (1-based) is right if all before were."""
         right, seen = self._counts.get(_key(source, evidence, position), (0.0, 0.0))
         return (right + _PRIOR * _prior(source, evidence)) / (seen + _PRIOR)
+
+    def fade(self) -> None:
+        """Forget a little of everything.
+
+        A source that failed often enough is tried no more, so that nothing it could do now would
+        ever be seen.
+        """
+        for counts in self._counts.values():
+            counts[0] *= _FORGET
+            counts[1] *= _FORGET
 
     def observe(self, segment: Segment, tested: int, accepted: int) -> None:
         """Learn from one verification: of ``tested`` tokens the first ``accepted`` were right."""
@@ -160,6 +184,23 @@ def lengthened(
         return base
     part = Segment(segment.source, segment.tokens[:length], segment.evidence[:length])
     return replace(best, segments=(*base.segments, part))
+
+
+def modelled_gain(rate: float, token_ms: float, curve: VerifyCurve, n_max: int) -> float:
+    """Return how many times faster a draft model makes its target, at the best draft length.
+
+    Args:
+        rate: The chance that a draft token is right if all before it were.
+        token_ms: Milliseconds of one decode of the draft model.
+        curve: T(n) of the target.
+        n_max: Draft tokens at most.
+    """
+    survival, expected, best = 1.0, 1.0, 0.0
+    for length in range(1, n_max + 1):
+        survival *= rate
+        expected += survival
+        best = max(best, expected / (length * token_ms + curve(1 + length)))
+    return best * curve(1)
 
 
 def _key(source: str, evidence: int, position: int) -> tuple[str, int, int]:

@@ -8,8 +8,9 @@ stays in the cells, however the request ends.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,9 +20,10 @@ from fimlsp.engine.cells import Cells
 from fimlsp.engine.cost import Prospect
 from fimlsp.engine.healing import Constraint
 from fimlsp.engine.native.seam import AbortedError, Logits, NativeSlots
-from fimlsp.engine.sampling import Sampler, logprob
+from fimlsp.engine.sampling import Ids, Row, Sampler, logprob
 from fimlsp.engine.speculation import Speculation
 from fimlsp.engine.vocabulary import ModelVocabulary
+from fimlsp.errors import DecodeError
 
 MAX_WIDTH = 64
 """Tokens of one verifying step at most: each needs a row of logits."""
@@ -44,6 +46,7 @@ class Progress:
     text: bytearray = field(default_factory=bytearray)
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    probability: float = 1.0
     drafts: list[DraftUse] = field(default_factory=list)
 
 
@@ -59,6 +62,10 @@ class Generator:
     """Draft sources of requests that name none."""
     n_ubatch: int
     """Tokens of one native step at most."""
+    n_ctx: int
+    """Cells of a slot."""
+    exact: bool = False
+    """No step is a single token wide; see :class:`fimlsp.engine.api.SpeculationParams`."""
 
     def run(
         self,
@@ -93,6 +100,9 @@ class Generator:
             return _Answer(self, slot, request, progress, check).write(pending)
         except AbortedError:
             raise InterruptedRequestError from None
+        except DecodeError:
+            self.cells.truncate(slot, 0)  # what a failed decode leaves behind is not to be trusted
+            raise
 
     def _prefill(
         self,
@@ -156,7 +166,8 @@ class _Answer:
         speculation.begin(
             sources,
             request.prompt,
-            [generator.vocabulary.tokenize(text) for text in request.expected] if sources else (),
+            self._tokens(request.expected) if sources else (),
+            self._tokens(request.related) if sources else (),
             slot=request.slot,
             draft_prompt=request.prompt[:start] + request.prompt[end:],
         )
@@ -179,6 +190,9 @@ class _Answer:
         finally:
             speculation.end(progress.tokens)
 
+    def _tokens(self, texts: Sequence[bytes]) -> list[list[int]]:
+        return [self._generator.vocabulary.tokenize(text) for text in texts]
+
     def _room(self, pending: list[int]) -> int:
         """Return how many draft tokens the next step may have."""
         wanted = self._request.max_tokens - len(self._progress.tokens) - 1
@@ -186,13 +200,17 @@ class _Answer:
 
     def _step(self, pending: list[int], prospect: Prospect, pos: int) -> Logits:
         """Evaluate ``pending`` and the draft; return the rows from the last pending token on."""
-        tokens = [*pending, *prospect.tokens]
+        generator = self._generator
+        tokens, rows = [*pending, *prospect.tokens], 1 + len(prospect.tokens)
+        exact = (generator.exact or self._request.exact) and generator.cells.rewindable
+        if exact and len(tokens) == 1 and pos + 2 <= generator.n_ctx:
+            tokens *= 2  # the second is taken back before the next step
         begun = time.monotonic()
-        logits = self._generator.native.decode(
-            self._slot, np.array(tokens, dtype=np.int32), pos, 1 + len(prospect.tokens)
-        )
-        self._generator.speculation.curve.observe(len(tokens), (time.monotonic() - begun) * 1e3)
-        self._generator.cells.append(self._slot, tokens)
+        logits = generator.native.decode(
+            self._slot, np.array(tokens, dtype=np.int32), pos, len(tokens) - len(pending) + 1
+        )[:rows]
+        generator.speculation.curve.observe(len(tokens), (time.monotonic() - begun) * 1e3)
+        generator.cells.append(self._slot, tokens)
         return logits
 
     def _count(self, pending: list[int], prospect: Prospect, begun: float) -> None:
@@ -219,38 +237,40 @@ class _Answer:
         accepted = tested = 0
         finish: Finish | None = None
         for at, row in enumerate(logits):
-            token = self._pick(row)
+            allowed = self._constraint.allowed() if self._constraint.active else None
+            token = self._pick(row, allowed)
             right = at < len(draft) and token == draft[at]
             tested += at < len(draft)
             accepted += right
-            finish = Finish.STOP_TOKEN if token is None else self._emit(token, row)
+            finish = Finish.STOP_TOKEN if token is None else self._emit(token, row, allowed)
             if finish is not None or not right:
                 break
         speculation = self._generator.speculation
         self._progress.drafts += speculation.learn(prospect, tested, accepted)
         return accepted, finish
 
-    def _pick(self, row: Logits) -> int | None:
+    def _pick(self, row: Row, allowed: Ids | None) -> int | None:
         """Return the next token of the answer; None where it ends."""
-        constraint, vocabulary = self._constraint, self._generator.vocabulary
-        allowed = constraint.allowed() if constraint.active else None
         if allowed is not None and not len(allowed):
             return None  # this vocabulary can't spell the typed bytes
         token = self._sampler.pick(row, allowed)
-        ends = token in self._request.stop_tokens or not vocabulary.is_text(token)
+        ends = token in self._request.stop_tokens or not self._generator.vocabulary.is_text(token)
         return None if ends else token
 
-    def _emit(self, token: int, row: Logits) -> Finish | None:
+    def _emit(self, token: int, row: Row, allowed: Ids | None) -> Finish | None:
         """Append a token; return why the answer ends with it, None if it goes on."""
         request, progress = self._request, self._progress
         begun = time.monotonic()
         if self._constraint.active:
             self._constraint.advance(token)
         progress.tokens.append(token)
-        progress.logprobs.append(logprob(row, token))
+        progress.logprobs.append(logprob(row, token, allowed))
+        progress.probability *= math.exp(progress.logprobs[-1])
         progress.text += self._generator.vocabulary.token_bytes(token)
         finished = request.watch is not None and request.watch(bytes(progress.text))
         progress.decode_ms += (time.monotonic() - begun) * 1e3
+        if progress.probability < request.min_probability:
+            return Finish.UNSURE
         if finished:
             return Finish.WATCH
         return Finish.MAX_TOKENS if len(progress.tokens) >= request.max_tokens else None

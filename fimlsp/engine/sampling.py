@@ -58,20 +58,24 @@ def greedy(row: Row, allowed: Ids | None = None) -> int:
     return int(allowed[int(row[allowed].argmax())])
 
 
-def logprob(row: Row, token: int) -> float:
-    """Return the natural log of the probability that ``row`` gives ``token``."""
-    top = row.max()
-    return float(row[token] - top - np.log(np.exp(row - top).sum()))
+def logprob(row: Row, token: int, allowed: Ids | None = None) -> float:
+    """Return the log of the probability that ``row`` gives ``token`` among the ``allowed`` ids."""
+    logits = row if allowed is None else row[allowed]
+    top = logits.max()
+    return float(row[token] - top - np.log(np.exp(logits - top).sum()))
 
 
 def _likeliest(row: Row, allowed: Ids | None, top_k: int) -> tuple[Ids, npt.NDArray[np.float64]]:
     """Return at most ``top_k`` ids (0: all) and their logits, the likeliest first."""
     ids = np.arange(len(row), dtype=np.int32) if allowed is None else allowed
     logits = row if allowed is None else row[allowed]
-    if 0 < top_k < len(ids):
-        best = np.argpartition(logits, len(ids) - top_k)[len(ids) - top_k :]
+    kept = len(ids)
+    if 0 < top_k < kept:
+        kept = top_k
+        bound = np.partition(logits, len(ids) - top_k)[len(ids) - top_k]
+        best = np.flatnonzero(logits >= bound)  # all that tie with the last one, too
         ids, logits = ids[best], logits[best]
-    order = np.lexsort((ids, -logits))  # ties by id: the same text on every machine
+    order = np.lexsort((ids, -logits))[:kept]  # ties by id: the same text on every machine
     return ids[order], logits[order].astype(np.float64)
 
 

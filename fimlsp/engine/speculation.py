@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from fimlsp.engine import cost
@@ -20,6 +21,9 @@ _MODEL_RATE = 0.75
 """Acceptance of the draft model's tokens that is assumed before any was verified."""
 _WEIGHT = 0.05
 """Share of one verified token in the running acceptance of the draft model."""
+_RECOVERY = 0.01
+"""Share of the assumed acceptance that comes back with each request: a file that the draft model
+understood badly must not shut it out for good, since an idle model proves nothing."""
 
 
 class DraftModel(Protocol):
@@ -28,18 +32,35 @@ class DraftModel(Protocol):
     name: str
     token_ms: float
     """Milliseconds of one of its decodes, measured."""
+    read_ms: float
+    """Milliseconds of each further token that a decode reads."""
 
     def begin(self, slot: str, prompt: Sequence[int]) -> None:
         """Start a request of which the draft model shall read ``prompt``."""
 
     def lag(self, emitted: Sequence[int]) -> int | None:
-        """Return how many tokens it must read before it can draft; None: too many, not now."""
+        """Return how many tokens it must read before it can draft, at least the last one.
+
+        None: too many, not now.
+        """
 
     def next(self, emitted: Sequence[int]) -> tuple[int, int] | None:
         """Return the likeliest token after ``emitted`` and the tenths of its probability (0-9).
 
         None where its vocabulary or its context ends.
         """
+
+    def forget(self) -> None:
+        """Drop everything that was read; no request is under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lessons:
+    """What requests have taught: acceptance, and the texts that free sources remember."""
+
+    free: tuple[Drafter, ...]
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    model_rate: float = _MODEL_RATE
 
 
 class Speculation:
@@ -74,6 +95,7 @@ class Speculation:
         sources: Sequence[str],
         prompt: Sequence[int],
         expected: Sequence[Sequence[int]],
+        related: Sequence[Sequence[int]],
         *,
         slot: str,
         draft_prompt: Sequence[int],
@@ -84,14 +106,17 @@ class Speculation:
             sources: Names of the sources that may draft.
             prompt: All prompt token ids.
             expected: Token sequences that may follow the prompt, the likeliest first.
+            related: Token sequences of which parts may come.
             slot: Name of the warm prompt.
             draft_prompt: What the draft model reads instead of ``prompt``.
         """
+        self.acceptance.fade()
         self._free = tuple(drafter for drafter in self._all_free if drafter.name in sources)
         for drafter in self._free:
-            drafter.begin(prompt, expected)
+            drafter.begin(prompt, expected, related)
         self._model = self.model if self.model and self.model.name in sources else None
         if self._model:
+            self._model_rate += _RECOVERY * max(0.0, _MODEL_RATE - self._model_rate)
             self._model.begin(slot, draft_prompt)
 
     def propose(self, emitted: Sequence[int], width: int, room: int) -> Prospect:
@@ -140,6 +165,37 @@ class Speculation:
         """End the request."""
         for drafter in self._free:
             drafter.end(emitted)
+
+    @property
+    def model_could_pay(self) -> bool:
+        """Tell whether the draft model, once it has read a prompt, is expected to gain time."""
+        if self.model is None:
+            return False
+        rate, token_ms = self._model_rate, self.model.token_ms
+        return cost.modelled_gain(rate, token_ms, self.curve, self._max_draft) > 1.0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the sources that there are."""
+        models = (self.model.name,) if self.model else ()
+        return tuple(drafter.name for drafter in self._all_free) + models
+
+    @property
+    def lessons(self) -> Lessons:
+        """What was learnt so far; it goes on learning until others are put in its place."""
+        return Lessons(self._all_free, self.acceptance, self._model_rate)
+
+    def relearn(self, lessons: Lessons) -> None:
+        """Go on from ``lessons`` alone, between two requests. Measured costs stay.
+
+        The draft model forgets what it has read, so that nothing is warm that ``lessons`` do not
+        account for.
+        """
+        self._all_free = lessons.free
+        self.acceptance = lessons.acceptance
+        self._model_rate = lessons.model_rate
+        if self.model:
+            self.model.forget()
 
     def _best_free(
         self, base: Prospect, emitted: Sequence[int], width: int, n_max: int
@@ -196,7 +252,7 @@ class Speculation:
         for length in range(1, n_max + 1):
             survival *= self._model_rate
             expected += survival
-            ms = (max(1, lag) + length - 1) * model.token_ms + self.curve(width + length)
+            ms = (lag - 1) * model.read_ms + length * model.token_ms + self.curve(width + length)
             if expected / ms > free.per_ms:
                 return True
         return False

@@ -13,10 +13,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from fimlsp.engine import calibrate
 from fimlsp.engine.api import (
+    DraftParams,
     EngineParams,
     EngineState,
     Finish,
@@ -31,6 +33,7 @@ from fimlsp.engine.api import (
 from fimlsp.engine.calibrate import CurveFile
 from fimlsp.engine.cells import Cells
 from fimlsp.engine.chores import Chores
+from fimlsp.engine.draft import DraftPlan, DraftSetup
 from fimlsp.engine.generate import (
     Generator,
     InterruptedRequestError,
@@ -41,6 +44,7 @@ from fimlsp.engine.jobs import Job, check_prompt, resolve_unrun
 from fimlsp.engine.load import Plant, load
 from fimlsp.engine.native.parts import AbortFlag
 from fimlsp.engine.native.seam import AbortedError
+from fimlsp.engine.speculation import Speculation
 from fimlsp.engine.vocabulary import ModelVocabulary
 from fimlsp.errors import EngineClosedError, EngineError, FimlspError
 
@@ -59,6 +63,9 @@ class InProcessEngine:
         model: The target's GGUF file.
         params: How it is run.
         speculation: What drafts for it.
+        draft: The draft model's GGUF file; it is loaded when nothing else is to be done.
+        draft_params: How that is run.
+        draft_copies: Folder for a copy of it that is faster; None makes none.
         curves: File of measured verify curves; None measures anew on every start.
     """
 
@@ -68,11 +75,17 @@ class InProcessEngine:
         params: EngineParams,
         speculation: SpeculationParams | None = None,
         *,
+        draft: Path | None = None,
+        draft_params: DraftParams | None = None,
+        draft_copies: Path | None = None,
         curves: Path | None = None,
     ) -> None:
         self._path = model
         self._params = params
         self._speculation = speculation or SpeculationParams()
+        self._draft = draft
+        self._draft_params = draft_params or DraftParams()
+        self._draft_copies = draft_copies
         self._curves = CurveFile(curves) if curves else None
         self._lock = threading.Condition()
         self._telling = threading.RLock()  # listeners hear the states in their order
@@ -88,6 +101,8 @@ class InProcessEngine:
         self._info: ModelInfo | None = None
         self._speed = Speed(prefill_tok_s=0.0, decode_ms=0.0)
         self._cells: Cells | None = None
+        self._drafting: Speculation | None = None
+        self._chores: Chores | None = None
         self._last_foreground = 0.0
         self._thread = threading.Thread(target=self._main, name="fimlsp-engine", daemon=True)
         self._thread.start()
@@ -121,6 +136,22 @@ class InProcessEngine:
     def n_ctx(self) -> int:
         """Context of one slot in tokens."""
         return self._params.n_ctx
+
+    @property
+    def speculation(self) -> Speculation:
+        """What drafts here, for benchmarks: hands off while a request or idle work is under way."""
+        self._require_ready()
+        assert self._drafting is not None
+        return self._drafting
+
+    @property
+    def rested(self) -> bool:
+        """Tell whether everything is done that is done in idle time."""
+        self._require_ready()
+        chores = self._chores
+        # In this order: the last step is taken off the list before its result is in place.
+        done = chores is None or (chores.settled and not chores.waiting)
+        return done and not self._at_chores
 
     def on_state(self, listener: Callable[[EngineState], None]) -> None:
         """Call ``listener`` on every change, and once at once."""
@@ -206,8 +237,9 @@ class InProcessEngine:
         native = ExitStack()
         try:
             plant = self._load(native)
+            draft = self._draft_setup(plant, native)
+            chores = self._chores = Chores(plant, self._curves, self._params.n_ubatch, draft)
             self._set_state(Phase.READY, 1.0)
-            chores = Chores(plant, self._curves, self._params.n_ubatch)
             self._serve(plant.generator, chores)
         except AbortedError:
             pass  # closed while calibrating
@@ -217,7 +249,7 @@ class InProcessEngine:
                 self._set_state(Phase.FAILED, error=_as_ours(error))
         finally:
             self._drain()
-            self._cells = None
+            self._cells = self._drafting = self._chores = None
             native.close()
             if self._state.phase is not Phase.FAILED:
                 self._set_state(Phase.CLOSED)
@@ -238,9 +270,33 @@ class InProcessEngine:
         )
         self._vocabulary = plant.generator.vocabulary
         self._cells = plant.generator.cells
+        self._drafting = plant.generator.speculation
         self._speed = plant.speed
         self._info = plant.info
         return plant
+
+    def _draft_setup(self, plant: Plant, native: ExitStack) -> DraftSetup | None:
+        if self._draft is None or "model" not in plant.generator.sources:
+            return None
+        plan = DraftPlan(
+            path=self._draft,
+            params=self._draft_params,
+            copies=self._draft_copies,
+            max_draft=self._speculation.max_draft,
+            n_ubatch=self._params.n_ubatch,
+        )
+        self._tell_draft(f"{self._draft.name} (not loaded yet)")
+        return DraftSetup(
+            plan, plant, abort=self._abort, tell=self._tell_draft, wake=self._wake, native=native
+        )
+
+    def _tell_draft(self, text: str) -> None:
+        assert self._info is not None
+        self._info = replace(self._info, draft=text)
+
+    def _wake(self) -> None:
+        with self._lock:
+            self._lock.notify()
 
     def _serve(self, generator: Generator, chores: Chores) -> None:
         while True:

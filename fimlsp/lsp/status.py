@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any, Final
 
-from fimlsp.completion.api import ServiceState, Status
+from fimlsp.completion.api import ServiceState, Status, Totals
 from fimlsp.document import Reason, Timings
 
 METHOD: Final = "fimlsp/status"
@@ -72,6 +72,19 @@ def to_payload(status: Status) -> dict[str, Any]:
         "reason": status.reason,
         "requests": status.requests,
         "last": _timings(status.last),
+        "totals": _totals(status.totals),
+    }
+
+
+def _totals(totals: Totals) -> dict[str, Any]:
+    return {
+        "tokens": totals.tokens,
+        "tokS": round(totals.tok_s, 1),
+        "sources": {
+            name: {"drafted": drafted, "accepted": accepted}
+            for name, drafted, accepted in totals.sources
+        },
+        "acceptedLengths": list(totals.accepted_lengths),
     }
 
 

@@ -46,6 +46,8 @@ class CatalogModel:
     n_ctx_train: int
     """Context the model was trained for, in tokens."""
     family: str
+    cell_values: int
+    """Numbers that one warm token keeps in the cache, keys and values of all layers together."""
     size_bytes: int
     """Size of the file; a rounded figure where ``exact`` is False."""
     sha256: str | None = None
@@ -68,6 +70,16 @@ class CatalogModel:
 def _parts(stem: str, count: int, version: str) -> DataPackages:
     names = tuple(f"{stem}{number}" for number in range(1, count + 1))
     return DataPackages(names=names, version=version)
+
+
+# Layers x key-value heads x 128 (0.5B: 64) per head, once for keys and once for values.
+_QWEN_CODER_CELL = {
+    "0.5b": 24 * 2 * 64 * 2,
+    "1.5b": 28 * 2 * 128 * 2,
+    "3b": 36 * 2 * 128 * 2,
+    "7b": 28 * 4 * 128 * 2,
+    "14b": 48 * 8 * 128 * 2,
+}
 
 
 def _qwen_coder(
@@ -93,6 +105,7 @@ def _qwen_coder(
         licence=licence,
         n_ctx_train=32768,
         family="qwen2.5-coder",
+        cell_values=_QWEN_CODER_CELL[size],
         size_bytes=size_bytes,
         sha256=sha256,
         draft=draft,

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fimlsp.completion import service as service_module
-from fimlsp.completion.api import CompletionParams, ServiceState
-from fimlsp.document import Reason
-from fimlsp.engine.api import Finish
+from fimlsp.completion.api import CompletionParams, ServiceState, Totals
+from fimlsp.document import Reason, Timings
+from fimlsp.engine.api import Finish, SamplingParams
 
 
 @pytest.fixture
@@ -336,3 +336,46 @@ def test_whatever_is_shown_continues_the_document(steps: list[tuple[int, str]]) 
         assert not desk.engine.waiting
 
     asyncio.run(type_along())
+
+
+async def test_a_key_that_departs_hands_the_old_suggestion_on_as_a_draft() -> None:
+    desk = await ready_desk()
+    desk.texts = ["alpha(beta)", "gamma(beta)"]
+    await desk.ask("x = ‸\n")
+    await desk.ask("x = g‸\n")
+    first, second = desk.engine.requests
+    assert (first.expected, first.related) == ((), ())
+    assert second.related == (b"alpha(beta)",)
+
+
+async def test_drafts_include_the_bytes_that_the_answer_must_start_with() -> None:
+    desk = await ready_desk()
+    desk.texts = ["n(items)"]
+    await desk.ask("    return‸\n")
+    desk.texts = ["other"]
+    await desk.ask("    retur‸\n")
+    request = desk.engine.requests[-1]
+    assert request.must_start_with
+    assert request.expected == (request.must_start_with + b"n" + b"n(items)",)
+
+
+async def test_a_lone_surrogate_in_a_suggestion_or_document_does_not_stop_drafting() -> None:
+    desk = await ready_desk()
+    await desk.ask("x\udc80 = ‸\n")
+    assert text_of(await desk.ask("x\udc80 = z‸\n")) == "alpha"
+
+
+async def test_sampling_settings_reach_the_engine() -> None:
+    desk = await ready_desk()
+    desk.service.configure_sampling(SamplingParams(temperature=0.5, seed=7))
+    await desk.ask("x = ‸\n")
+    assert desk.engine.requests[-1].sampling == SamplingParams(temperature=0.5, seed=7)
+
+
+def test_totals_add_up_what_each_source_gave_and_how_long_its_right_parts_were() -> None:
+    first = Timings(tokens=6, decode_ms=300.0, drafts=(("ngram", 4, 2), ("previous", 3, 0)))
+    second = Timings(tokens=4, decode_ms=200.0, drafts=(("ngram", 2, 2),))
+    totals = Totals().plus(first).plus(second).plus(Timings())
+    assert totals.tok_s == 20.0
+    assert totals.sources == (("ngram", 6, 4), ("previous", 3, 0))
+    assert totals.accepted_lengths == (1, 0, 2)

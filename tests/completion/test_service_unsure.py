@@ -106,3 +106,31 @@ async def test_a_slow_machine_shows_the_first_line_and_a_fast_one_the_block(
         patch.setattr(Flight, "watch", slow)
         assert text_of(await desk.ask(block)) == "first(x)"
     await settle()
+
+
+async def test_a_small_window_gives_one_line_and_the_full_one_the_block() -> None:
+    desk = await unsure_desk()
+    desk.engine.logprob = 0.0
+    desk.texts = ["first(x)\n    second(x)\n"]
+    block = f"{LINES}def f(x):\n    ‸\n{LINES}"
+    assert text_of(await desk.ask(block)) == "first(x)"
+    desk = await ready_desk()
+    desk.texts = ["first(x)\n    second(x)\n"]
+    assert text_of(await desk.ask(block)) == "first(x)\n    second(x)"
+
+
+async def test_the_window_that_holds_the_whole_file_is_never_unsure() -> None:
+    desk = await unsure_desk()
+    assert text_of(await desk.ask("x = ‸\n")) == "guess"
+    (request,) = desk.engine.requests
+    assert request.min_probability == 0.0
+
+
+async def test_an_unsure_guess_that_ended_before_a_key_is_not_shown_for_it() -> None:
+    desk = await unsure_desk()
+    desk.engine.held = True
+    task = await desk.start(AT)
+    desk.engine.resume()
+    desk.texts = ["known"]
+    assert text_of(await desk.ask(AT.replace("‸", "g‸"))) != "uess"
+    await answer_of(task)

@@ -4,7 +4,7 @@ from fakes import URI, snapshot_at
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fimlsp.completion.suggestions import KEPT, NEAR, Suggestions
+from fimlsp.completion.suggestions import KEPT, NEAR, Hopes, Suggestions
 from fimlsp.document import Completion, Timings
 
 TEXT = "return [\n        a,\n    ]"
@@ -158,3 +158,56 @@ def test_documents_do_not_share_suggestions_and_forget_their_own() -> None:
     found = suggestions.find(other)
     assert found is not None
     assert found.text == "beta"
+
+
+def hopes(suggestions: Suggestions, marked: str) -> Hopes:
+    return suggestions.hopes(snapshot_at(marked))
+
+
+def test_what_was_typed_along_leaves_the_rest_to_hope_for() -> None:
+    suggestions = shown("x = ‸\n", "alpha(beta)")
+    assert hopes(suggestions, "x = ‸\n") == Hopes(expected=("alpha(beta)",))
+    assert hopes(suggestions, "x = alp‸\n") == Hopes(expected=("ha(beta)",))
+
+
+def test_a_suggestion_typed_over_may_still_come_in_parts() -> None:
+    suggestions = shown("x = ‸\n", "alpha(beta)")
+    assert hopes(suggestions, "x = gam‸\n") == Hopes(related=("alpha(beta)",))
+
+
+def test_what_was_deleted_is_hoped_for_again_with_the_suggestion_behind_it() -> None:
+    suggestions = shown("total = coun‸\n", "t(items)")
+    assert hopes(suggestions, "total = ‸\n") == Hopes(expected=("count(items)",))
+
+
+def test_a_change_below_the_cursor_does_not_end_hope() -> None:
+    """Bracket pairs change what follows; the model then writes much the same again."""
+    suggestions = shown("f‸\n", "(a, b)")
+    assert hopes(suggestions, "f(‸)\n") == Hopes(expected=("a, b)",))
+
+
+def test_nothing_is_hoped_for_far_from_every_suggestion() -> None:
+    suggestions = shown("total = ‸\n" + FAR, "alpha")
+    assert hopes(suggestions, "total = \n" + FAR + "y = ‸") == Hopes()
+
+
+def test_the_newest_suggestions_come_first_and_only_a_few() -> None:
+    suggestions = Suggestions()
+    for number in range(8):
+        typed = "ab"[:number]
+        completion = Completion(text=f"{number}", timings=Timings())
+        suggestions.remember(snapshot_at(f"x = {typed}{number}‸\n"), completion)
+    found = hopes(suggestions, "x = ab7‸\n")
+    assert found.expected[0] == "7"
+    assert len(found.expected) + len(found.related) <= 3
+
+
+def test_everything_typed_leaves_nothing_to_hope_for() -> None:
+    assert hopes(shown("x = ‸\n", "alpha"), "x = alpha‸\n") == Hopes()
+
+
+@given(code, code, st.text("ab\n(", max_size=12))
+def test_hopes_never_fail_and_are_never_empty_texts(before: str, text: str, now: str) -> None:
+    found = hopes(shown(f"{before}‸\n", text), f"{before}{now}‸\n")
+    assert all(found.expected)
+    assert all(found.related)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fimlsp.config.schema import LEAVES, Layer, build_config, read_layer
+from fimlsp.config.schema import LEAVES, Layer, build_config, read_layer, suggest
 from fimlsp.config.tree import Config
 
 
@@ -69,6 +69,24 @@ def test_no_values_make_the_default_configuration() -> None:
             {"models": {"target": {"name": "x"}}},
             "models.target: found {...} (table), expected a string",
         ),
+        (
+            {"engine": {"tensor_split": [3, "1"]}},
+            'engine.tensor_split: found [3, "1"] (list), '
+            "expected a list of numbers from 0 to 1000000",
+        ),
+        (
+            {"draft": {"tensor_split": [1, -1]}},
+            "draft.tensor_split: found [1, -1] (list), "
+            "expected a list of numbers from 0 to 1000000",
+        ),
+        (
+            {"engine": {"tensor_split": 3}},
+            "engine.tensor_split: found 3 (integer), expected a list of numbers from 0 to 1000000",
+        ),
+        (
+            {"draft": {"kv_type_v": "q9"}},
+            'draft.kv_type_v: found "q9" (string), expected one of "f16", "q8_0", "q4_0"',
+        ),
         ({"completion": 3}, "completion: found 3 (integer), expected a table of settings"),
         (["completion"], 'settings: found ["completion"] (list), expected a table of settings'),
         (
@@ -106,7 +124,7 @@ def test_a_bad_value_is_named_by_its_full_path_with_what_was_expected(
         (
             {"zzz": 1},
             "zzz: unknown setting; expected one of the sections "
-            "completion, window, models, engine, speculation, sampling, log",
+            "completion, window, models, engine, draft, speculation, sampling, log",
         ),
         (
             {"completion.max_tokens.most": 1},
@@ -169,6 +187,20 @@ def test_null_and_empty_lua_tables_say_nothing(options: object) -> None:
     assert read(options) == Layer()
 
 
+@pytest.mark.parametrize("given", [[3, 1], [3.0, 1.0], (3, 1)])
+def test_a_list_of_numbers_holds_numbers_however_they_were_written(given: object) -> None:
+    (value,) = read({"engine": {"tensor_split": given}}).values.values()
+    assert value == (3.0, 1.0)
+    assert [type(share) for share in value] == [float, float]
+
+
+def test_target_and_draft_are_placed_each_by_its_own_section() -> None:
+    layer = read({"engine": {"main_gpu": 1}, "draft": {"main_gpu": 2, "n_gpu_layers": 0}})
+    config = build_config(layer.values)
+    assert (config.engine.main_gpu, config.engine.n_gpu_layers) == (1, -1)
+    assert (config.draft.main_gpu, config.draft.n_gpu_layers) == (2, 0)
+
+
 def test_one_bad_value_leaves_the_others_in_force() -> None:
     layer = read({"completion": {"max_tokens": "many", "max_ms": 100}, "nope": 1})
     assert layer.values == {"completion.max_ms": 100}
@@ -204,3 +236,17 @@ def test_a_workspace_can_not_have_the_persons_text_written_to_a_file() -> None:
 def test_a_trusted_source_can_name_a_model_file() -> None:
     options = {"models": {"target": "/m/x.gguf", "dir": "/m"}}
     assert read(options).values == {"models.target": "/m/x.gguf", "models.dir": "/m"}
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("completion.max_token", "completion.max_tokens"),
+        ("completion.confidence", "completion.cold_confidence"),
+        ("engine.top_k", "sampling.top_k"),
+        ("engine.kv_type", "engine.kv_type_k"),
+    ],
+)
+def test_a_misspelt_name_is_looked_for_in_its_own_section_first(path: str, meant: str) -> None:
+    """``completion.confidence`` was answered with "did you mean completion?"."""
+    assert suggest(path) == f"did you mean {meant}?"

@@ -55,8 +55,10 @@ async def test_the_status_has_the_shape_that_status_bars_know(ready) -> None:
             "drafted": 0,
             "accepted": 0,
             "draftSource": "",
+            "drafts": [],
             "totalMs": 0.0,
         },
+        "totals": {"tokens": 0, "tokS": 0.0, "sources": {}, "acceptedLengths": []},
     }
 
 

@@ -93,6 +93,7 @@ def model(gguf_bytes: bytes, monkeypatch: pytest.MonkeyPatch) -> CatalogModel:
         licence="MIT",
         n_ctx_train=64,
         family="tiny",
+        cell_values=4,
         size_bytes=len(gguf_bytes),
         sha256=hashlib.sha256(gguf_bytes).hexdigest(),
         packages=DataPackages(names=("tiny-part1", "tiny-part2", "tiny-part3"), version="1.0"),

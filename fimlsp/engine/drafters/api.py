@@ -27,12 +27,18 @@ class Drafter(Protocol):
 
     name: str
 
-    def begin(self, prompt: Sequence[int], expected: Sequence[Sequence[int]]) -> None:
+    def begin(
+        self,
+        prompt: Sequence[int],
+        expected: Sequence[Sequence[int]],
+        related: Sequence[Sequence[int]],
+    ) -> None:
         """Start a request.
 
         Args:
             prompt: All prompt token ids.
             expected: Token sequences that may follow the prompt, the likeliest first.
+            related: Token sequences of which parts may come.
         """
 
     def draft(self, emitted: Sequence[int], n_max: int) -> Draft | None:

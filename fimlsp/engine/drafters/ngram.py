@@ -62,7 +62,12 @@ class NgramDrafter:
         self._known = 0
         self._emitted = 0
 
-    def begin(self, prompt: Sequence[int], expected: Sequence[Sequence[int]]) -> None:
+    def begin(
+        self,
+        prompt: Sequence[int],
+        expected: Sequence[Sequence[int]],
+        related: Sequence[Sequence[int]],
+    ) -> None:
         """Lay recent completions and the prompt end to end, with room for the answer."""
         gap = np.array([_GAP], dtype=np.int32)
         texts = [part for text in self._recent for part in (text, gap)]
@@ -89,8 +94,9 @@ class NgramDrafter:
             self._recent.append(np.array(emitted, dtype=np.int32))
 
     def _take(self, emitted: Sequence[int]) -> None:
+        """Write ``emitted`` behind the prompt, whole: what was last there may have been a draft."""
         needed = self._known + len(emitted)
         if needed > len(self._history):
             self._history = np.concatenate([self._history, np.empty(needed, dtype=np.int32)])
-        self._history[self._known + self._emitted : needed] = emitted[self._emitted :]
+        self._history[self._known : needed] = emitted
         self._emitted = len(emitted)

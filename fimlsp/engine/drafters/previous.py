@@ -24,11 +24,18 @@ class PreviousDrafter:
 
     def __init__(self) -> None:
         self._expected: list[Ids] = []
+        self._all: list[Ids] = []
         self._prompt_end: tuple[int, ...] = ()
 
-    def begin(self, prompt: Sequence[int], expected: Sequence[Sequence[int]]) -> None:
-        """Take the expected texts."""
+    def begin(
+        self,
+        prompt: Sequence[int],
+        expected: Sequence[Sequence[int]],
+        related: Sequence[Sequence[int]],
+    ) -> None:
+        """Take the texts."""
         self._expected = [np.array(text, dtype=np.int32) for text in expected if len(text)]
+        self._all = [*self._expected, *(np.array(text, dtype=np.int32) for text in related)]
         self._prompt_end = tuple(prompt[-MAX_MATCH:])
 
     def draft(self, emitted: Sequence[int], n_max: int) -> Draft | None:
@@ -38,7 +45,7 @@ class PreviousDrafter:
             if count < len(text) and text[:count].tolist() == list(emitted):
                 return self._from(text, count, FOLLOWED, n_max)
         context = np.array([*self._prompt_end, *emitted][-MAX_MATCH:], dtype=np.int32)
-        for text in self._expected:
+        for text in self._all:
             end, match = longest_match(text, context)
             if match:
                 return self._from(text, end, match, n_max)

@@ -22,7 +22,7 @@ def installed() -> tuple[str, ...]:
 
 
 def backend_module(name: str) -> Any:
-    """Import the module of one backend (``load``, ``system_info``, ``gpu_devices``, ``NAME``)."""
+    """Import the module of one backend (``load``, ``system_info``, ``gpu_...``, ``NAME``)."""
     if name not in BACKENDS:
         raise BackendUnavailableError(
             f"engine.backend: found {name!r}, expected auto or one of {', '.join(BACKENDS)}"

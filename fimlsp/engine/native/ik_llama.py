@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from fimlsp.engine.native import parts
-from fimlsp.engine.native.parts import AbortFlag, Batch, Handle, NativeLog
+from fimlsp.engine.native import parts, quantise
+from fimlsp.engine.native.model import BaseModel, VocabularyCalls
+from fimlsp.engine.native.package import not_loadable, require_layout, require_version
+from fimlsp.engine.native.parts import GGML_TYPES, AbortFlag, Batch, Handle, NativeLog
 from fimlsp.engine.native.seam import AbortedError, LoadParams, Logits, SlotParams, Tokens
-from fimlsp.errors import BackendUnavailableError, DecodeError, ModelLoadError
+from fimlsp.errors import DecodeError, ModelLoadError
 
 NAME = "ik_llama"
 PACKAGE = "ik-llama-cpp-python"
@@ -31,14 +34,8 @@ def _api() -> Any:
         from ik_llama_cpp import __version__
         from ik_llama_cpp import _ctypes_api as api
     except (ImportError, OSError, FileNotFoundError) as error:
-        raise BackendUnavailableError(
-            f"{PACKAGE} can't be loaded: {error}. Install it with: pip install {PACKAGE}=={PINNED}"
-        ) from error
-    if __version__ != PINNED:
-        raise BackendUnavailableError(
-            f"{PACKAGE} {__version__} is installed, {PINNED} is needed: struct layouts change "
-            f"between versions. Install it with: pip install {PACKAGE}=={PINNED}"
-        )
+        raise not_loadable(PACKAGE, PINNED, error) from error
+    require_version(PACKAGE, PINNED, __version__)
     lib = api._lib
     pointer, i32, u32, size = ctypes.c_void_p, ctypes.c_int32, ctypes.c_uint32, ctypes.c_size_t
     for name, argtypes, restype in (
@@ -52,7 +49,13 @@ def _api() -> Any:
         ("llama_model_size", [pointer], ctypes.c_uint64),
         ("llama_token_bos", [pointer], i32),
         ("llama_add_bos_token", [pointer], i32),
+        ("llama_token_eos", [pointer], i32),
+        ("llama_add_eos_token", [pointer], i32),
+        ("llama_vocab_type", [pointer], ctypes.c_int),
         ("llama_token_get_attr", [pointer, i32], ctypes.c_int),
+        ("llama_token_get_text", [pointer, i32], ctypes.c_char_p),
+        ("llama_model_is_recurrent", [pointer], ctypes.c_bool),
+        ("llama_model_is_hybrid", [pointer], ctypes.c_bool),
         ("llama_print_system_info", [], ctypes.c_char_p),
     ):
         function = getattr(lib, name)
@@ -68,14 +71,9 @@ def _api() -> Any:
 
 
 def _check_layout(api: Any) -> None:
-    context = api.llama_context_default_params()
-    found = (context.n_ctx, context.n_batch, context.n_ubatch, context.type_k, context.type_v)
-    expected = (512, 2048, 512, 1, 1)
-    if found != expected:
-        raise BackendUnavailableError(
-            f"{PACKAGE}: default context parameters read as {found}, expected {expected}: the "
-            f"library does not match its Python layer. Reinstall {PACKAGE}=={PINNED}"
-        )
+    c = api.llama_context_default_params()
+    found = (c.n_ctx, c.n_batch, c.n_ubatch, c.type_k, c.type_v, c.flash_attn)
+    require_layout(PACKAGE, PINNED, found, (512, 2048, 512, 1, 1, True))
 
 
 def system_info() -> str:
@@ -89,53 +87,82 @@ def gpu_devices() -> list[dict[str, Any]]:
     return []
 
 
-class IkModel:
+def gpu_backends() -> list[str]:
+    """Return nothing, for the same reason."""
+    return []
+
+
+class _QuantizeParams(ctypes.Structure):
+    """``struct llama_model_quantize_params`` of this version, which the package does not bind."""
+
+    _fields_ = (
+        ("nthread", ctypes.c_int32),
+        ("ftype", ctypes.c_int),
+        ("tensor_types", ctypes.c_int * 11),  # of the output and ten other kinds of tensors
+        ("allow_requantize", ctypes.c_bool),
+        ("quantize_output_tensor", ctypes.c_bool),
+        ("only_copy", ctypes.c_bool),
+        ("pure", ctypes.c_bool),
+        ("others", ctypes.c_bool * 5),
+        ("pointers", ctypes.c_void_p * 4),
+    )
+
+
+def quantize_q4_0(source: Path, target: Path, threads: int) -> None:
+    """Write a copy with every matrix as Q4_0; see the seam's ``QuantizeModel``."""
+    lib = _api()._lib
+    lib.llama_model_quantize_default_params.restype = _QuantizeParams
+    lib.llama_model_quantize.argtypes = [
+        ctypes.c_char_p,
+        ctypes.c_char_p,
+        ctypes.POINTER(_QuantizeParams),
+    ]
+    lib.llama_model_quantize.restype = ctypes.c_uint32
+    params = lib.llama_model_quantize_default_params()
+    found = (params.ftype, set(params.tensor_types), bytes(params)[52:61])
+    require_layout(PACKAGE, PINNED, found, (9, {400}, b"\0\1" + bytes(7)))
+    params.nthread, params.ftype = threads, quantise.Q4_0
+    params.allow_requantize = params.pure = True
+    assert _log is not None
+    quantise.write_copy(lib.llama_model_quantize, _log, source, target, ctypes.byref(params))
+
+
+class IkModel(BaseModel):
     """Weights and vocabulary; see :class:`fimlsp.engine.native.seam.NativeModel`."""
 
     backend = NAME
+    device = "CPU"
 
-    def __init__(self, api: Any, handle: int) -> None:
-        self._api = api
-        self._model = Handle(handle, api.llama_free_model)
+    def __init__(self, api: Any, model: int) -> None:
         lib = api._lib
-        text = ctypes.create_string_buffer(256)
-        api.llama_model_desc(handle, text, 256)
-        self.description = text.value.decode("utf-8", "replace")
-        self.n_vocab = int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(handle)))
-        self.n_ctx_train = int(lib.llama_n_ctx_train(handle))
-        self.size_bytes = int(lib.llama_model_size(handle))
-        self.bos = (
-            int(lib.llama_token_bos(handle)) if lib.llama_add_bos_token(handle) == 1 else None
+        calls = VocabularyCalls(
+            pointer=model,
+            tokenize=api.llama_tokenize,
+            piece=api.llama_token_to_piece,
+            text=lib.llama_token_get_text,
+            is_eog=api.llama_token_is_eog,
+            attributes=lib.llama_token_get_attr,
         )
-
-    def tokenize(self, text: bytes, *, special: bool) -> list[int]:
-        """Return token ids."""
-        with self._model as model:
-            return parts.tokenize(self._api.llama_tokenize, model, text, special=special)
-
-    def piece(self, token: int) -> bytes:
-        """Return the bytes of a token."""
-        with self._model as model:
-            return parts.piece(self._api.llama_token_to_piece, model, token)
-
-    def is_eog(self, token: int) -> bool:
-        """Tell whether the library counts ``token`` as end of generation."""
-        with self._model as model:
-            return bool(self._api.llama_token_is_eog(model, token))
-
-    def is_special(self, token: int) -> bool:
-        """Tell whether ``token`` is control or user-defined."""
-        with self._model as model:
-            return parts.is_special(self._api._lib.llama_token_get_attr(model, token))
+        super().__init__(Handle(model, api.llama_free_model), calls)
+        self._api = api
+        text = ctypes.create_string_buffer(256)
+        api.llama_model_desc(model, text, 256)
+        self.description = text.value.decode("utf-8", "replace")
+        vocabulary = api.llama_model_get_vocab(model)
+        self.n_vocab = int(api.llama_vocab_n_tokens(vocabulary))
+        self.vocabulary_kind = int(lib.llama_vocab_type(vocabulary))
+        self.recurrent = bool(lib.llama_model_is_hybrid(model))
+        self.n_ctx_train = int(lib.llama_n_ctx_train(model))
+        self.size_bytes = int(lib.llama_model_size(model))
+        adds_bos = lib.llama_add_bos_token(model) == 1
+        self.bos = int(lib.llama_token_bos(model)) if adds_bos else None
+        adds_eos = lib.llama_add_eos_token(model) == 1
+        self.added_eos = int(lib.llama_token_eos(model)) if adds_eos else None
 
     def open_slots(self, params: SlotParams, abort: AbortFlag) -> IkSlots:
         """Allocate the batch; contexts follow as slots are first used."""
-        with self._model as model:
+        with self._handle as model:
             return IkSlots(self._api, model, self.n_vocab, params, abort)
-
-    def close(self) -> None:
-        """Free the weights."""
-        self._model.close()
 
 
 class IkSlots:
@@ -163,14 +190,16 @@ class IkSlots:
         cp = self._api.llama_context_default_params()
         cp.n_ctx, cp.n_batch, cp.n_ubatch, cp.n_seq_max = p.n_ctx, p.n_ubatch, p.n_ubatch, 1
         cp.n_threads = cp.n_threads_batch = p.threads
-        cp.flash_attn = True
+        cp.flash_attn = p.flash_attn != "off"
+        cp.type_k, cp.type_v = GGML_TYPES[p.kv_type_k], GGML_TYPES[p.kv_type_v]
         assert _log is not None
         with _log.capture():
             context = self._api.llama_init_from_model(self._model, cp)
         if not context:
             raise ModelLoadError(
-                f"no memory for a context of {p.n_ctx} tokens (slot {slot + 1} of {p.n_slots}): "
-                f"{_log.text()}. Lower engine.n_ctx or engine.slots"
+                f"{PACKAGE} gives no context of {p.n_ctx} tokens (slot {slot + 1} of "
+                f"{p.n_slots}): {_log.text()}. Where memory is short, lower engine.n_ctx or "
+                "engine.slots"
             )
         self._lib.llama_set_abort_callback(context, self._callback, self._abort.address)
         self._contexts[slot] = int(context)
@@ -228,7 +257,10 @@ class IkSlots:
 
 
 def load(params: LoadParams, progress: Callable[[float], bool]) -> IkModel:
-    """Read a model; see :data:`fimlsp.engine.native.seam.LoadModel`."""
+    """Read a model; see :data:`fimlsp.engine.native.seam.LoadModel`.
+
+    The wheels are CPU builds, so nothing is placed on a GPU whatever ``params`` say.
+    """
     api = _api()
     assert _log is not None
     mp = api.llama_model_default_params()
@@ -245,4 +277,11 @@ def load(params: LoadParams, progress: Callable[[float], bool]) -> IkModel:
         handle = api.llama_model_load_from_file(str(params.path).encode(), mp)
     if not handle:
         raise ModelLoadError(f"{PACKAGE} can't load {params.path}: {_log.text()}")
+    lib = api._lib
+    if lib.llama_model_is_recurrent(handle) and not lib.llama_model_is_hybrid(handle):
+        api.llama_free_model(handle)
+        raise ModelLoadError(  # its first decode would abort the process
+            f"{params.path} is a recurrent model, and {PACKAGE} can't run those; set "
+            'engine.backend to "llama_cpp"'
+        )
     return IkModel(api, handle)

@@ -1,4 +1,4 @@
-"""Pieces of ctypes that both native libraries need: abort flag, log capture, batch, vocabulary."""
+"""Pieces of ctypes that both native libraries need: abort flag, log capture, batch, logits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from fimlsp.engine.native.seam import Logits, Tokens
 from fimlsp.errors import EngineClosedError
 
 _WARN, _ERROR = 3, 4  # ggml_log_level
-_SPECIAL = (1 << 3) | (1 << 4)  # LLAMA_TOKEN_ATTR_CONTROL, _USER_DEFINED
+
+GGML_TYPES = {"f16": 1, "q4_0": 2, "q8_0": 8}
+"""``enum ggml_type`` of the types that a cache may have; the fork kept these numbers."""
 
 
 def _libc() -> ctypes.CDLL:
@@ -165,32 +167,3 @@ def logits_rows(get_ith: Any, ctx: Any, n_tokens: int, n_logits: int, n_vocab: i
     if in_order:
         return np.ctypeslib.as_array(rows[0], (n_logits, n_vocab))
     return np.stack([np.ctypeslib.as_array(row, (n_vocab,)) for row in rows])
-
-
-def tokenize(function: Any, handle: Any, text: bytes, *, special: bool) -> list[int]:
-    """Call ``llama_tokenize`` with a buffer that surely suffices."""
-    if not text:
-        return []
-    capacity = len(text) + 8
-    while True:
-        buffer = (ctypes.c_int32 * capacity)()
-        n = function(handle, text, len(text), buffer, capacity, False, special)
-        if n >= 0:
-            return buffer[:n]
-        capacity = -n
-
-
-def is_special(attributes: int) -> bool:
-    """Tell whether a token's attributes say control or user-defined."""
-    return bool(attributes & _SPECIAL)
-
-
-def piece(function: Any, handle: Any, token: int) -> bytes:
-    """Call ``llama_token_to_piece`` without rendering control tokens."""
-    capacity = 64
-    while True:
-        buffer = ctypes.create_string_buffer(capacity)
-        n = function(handle, token, buffer, capacity, 0, False)
-        if n >= 0:
-            return buffer.raw[:n]
-        capacity = -n

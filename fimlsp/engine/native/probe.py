@@ -35,13 +35,12 @@ def probe(name: str) -> dict[str, Any]:
 
 def _describe(name: str) -> dict[str, Any]:
     module = importlib.import_module(f"fimlsp.engine.native.{name}")
-    devices = module.gpu_devices()
     return {
         "backend": name,
         "version": module.PINNED,
         "system_info": module.system_info(),
-        "gpu_devices": devices,
-        "supports_gpu": bool(devices),
+        "gpu_devices": module.gpu_devices(),
+        "gpu_backends": module.gpu_backends(),
     }
 
 

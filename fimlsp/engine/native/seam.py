@@ -31,6 +31,13 @@ class SlotParams:
     n_ubatch: int
     """Tokens of one decode at most."""
     threads: int
+    flash_attn: str = "auto"
+    """``auto``, ``on`` or ``off``."""
+    kv_type_k: str = "f16"
+    """Name of a ggml type; so is ``kv_type_v``, which must be f16 where flash attention is off."""
+    kv_type_v: str = "f16"
+    n_outputs: int = 64
+    """Rows of logits of one decode at most; each takes memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +46,12 @@ class LoadParams:
 
     path: Path
     n_gpu_layers: int = -1
+    """The GPU settings mean nothing to a library or a machine without GPUs."""
+    split_mode: str = "layer"
+    """How several GPUs share the model: ``layer``, ``row`` or ``none``."""
+    main_gpu: int = 0
+    tensor_split: tuple[float, ...] = ()
+    """Share of each GPU; empty: by free memory."""
     vocab_only: bool = False
 
 
@@ -82,18 +95,30 @@ class NativeModel(Protocol):
     """
 
     backend: str
+    device: str
+    """What evaluates it: the names of the GPUs, else ``CPU``."""
     description: str
     n_vocab: int
     n_ctx_train: int
     size_bytes: int
     bos: int | None
     """Id to put first, None where the model wants none."""
+    added_eos: int | None
+    """Id that the tokeniser puts last, None where it puts none."""
+    vocabulary_kind: int
+    """The library's number of the tokeniser's algorithm (enum llama_vocab_type)."""
+    recurrent: bool
+    """All or a part of it keeps a running state, which can be emptied but not taken back by some
+    tokens: ``truncate`` to anything but 0 does nothing, and nor does an abort undo its decode."""
 
     def tokenize(self, text: bytes, *, special: bool) -> list[int]:
         """Return token ids; ``special`` lets control-token spellings become control tokens."""
 
     def piece(self, token: int) -> bytes:
         """Return the bytes of a token, ``b""`` for a control token."""
+
+    def token_text(self, token: int) -> bytes:
+        """Return a token as the file spells it; never empty for a control token."""
 
     def is_eog(self, token: int) -> bool:
         """Tell whether the library counts ``token`` as end of generation."""
@@ -125,4 +150,13 @@ LoadModel = Callable[[LoadParams, Callable[[float], bool]], NativeModel]
 Raises:
     ModelLoadError: the library refused; its own words are in the message.
     BackendUnavailableError: the library is missing or not the pinned version.
+"""
+
+QuantizeModel = Callable[[Path, Path, int], None]
+"""``quantize_q4_0(source, target, threads)``: write a copy of a model with every matrix as Q4_0.
+
+Takes seconds to minutes and can't be stopped: for a process of its own.
+
+Raises:
+    ModelError: the library did not write the copy; its own words are in the message.
 """

@@ -75,6 +75,7 @@ def test_the_probe_describes_a_library_from_another_process(backend: str) -> Non
     assert answer["backend"] == backend
     assert answer["system_info"]
     assert isinstance(answer["gpu_devices"], list)
+    assert isinstance(answer["gpu_backends"], list)
 
 
 def test_the_probe_survives_a_library_that_can_not_be_loaded() -> None:
