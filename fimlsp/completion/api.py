@@ -28,10 +28,10 @@ class CompletionParams:
     """LSP language ids that get no suggestions."""
     max_tokens: Annotated[int, Between(1, 4096)] = 64
     """Tokens per suggestion at most."""
-    max_ms: Annotated[int, Between(10, 600_000)] = 2000
+    max_ms: Annotated[int, Between(10, 600_000)] = 4000
     """Time for one suggestion; at the deadline what is there is shown. A full window that
     ``cold_confidence`` asks for takes its time; the next key ends that."""
-    cold_confidence: Annotated[float, Between(0, 1)] = 0.15
+    cold_confidence: Annotated[float, Between(0, 1)] = 0.10
     """A suggestion from a small window (see ``window.cold_ms``) is one line, and is shown at once
     only if the model gives that line at least this probability; otherwise the full window is read
     first. 0 shows every one, 1 none."""
@@ -99,6 +99,8 @@ class Status:
     model: str = ""
     """File name of the target model."""
     backend: str = ""
+    draft: str = ""
+    """The draft model in words, as of the last answer: its name and price, or why there is none."""
     progress: float = 0.0
     """Fraction of the model load, 0 to 1."""
     reason: str = ""

@@ -28,6 +28,9 @@ MIN_PREFIX, MIN_SUFFIX = 32, 8
 """Tokens of the smallest window."""
 ELSEWHERE_SHARE = 0.6
 """Of a cold window's prefix, the most that goes to the place in the file that is like this one."""
+BUDGET_STEP = 16
+"""Tokens by which a cold window grows: the measured speed wavers, and with every other window the
+model may say something else at the same place."""
 NEAR_LINES = 5
 """Lines next to the cursor that a cold window shows anyway."""
 SUFFIX_SHARE = 0.25
@@ -186,8 +189,9 @@ class Epochs:
 
     @property
     def _budget(self) -> int:
-        """Prompt tokens that can be read within ``window.cold_ms``."""
-        return int(self._engine.speed.prefill_tok_s * self.window.cold_ms / 1e3)
+        """Prompt tokens that can be read within ``window.cold_ms``, in whole steps."""
+        tokens = int(self._engine.speed.prefill_tok_s * self.window.cold_ms / 1e3)
+        return tokens - tokens % BUDGET_STEP
 
     def _plan(self, epoch: Epoch, typed: str) -> Plan:
         return Plan(epoch, typed, heal(typed, self._engine.vocabulary))

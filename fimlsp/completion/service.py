@@ -352,6 +352,8 @@ class Completions:
         self._board.listen(listener)
 
     def _report(self, answer: Answer, begun: float) -> Answer:
+        if self._serving is not None and self._serving.engine.state.phase is Phase.READY:
+            self._board.change(draft=self._serving.engine.info.draft)
         return self._board.report(answer, (time.monotonic() - begun) * 1e3, self._idle_state())
 
     def _idle_state(self) -> ServiceState:

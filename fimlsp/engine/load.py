@@ -36,7 +36,7 @@ NO_SPECULATION = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Plant:
     """What a loaded engine works with."""
 
@@ -95,15 +95,9 @@ def load(
         n_ctx=params.n_ctx,
         exact=speculation.exact,
     )
-    return Plant(
-        generator=generator,
-        module=module,
-        model=model,
-        info=_info(path, model, threads),
-        speed=speed,
-        curve_key=key,
-        curve_known=stored is not None,
-    )
+    info = _info(path, model, threads)
+    known = stored is not None
+    return Plant(generator, module, model, info, speed, curve_key=key, curve_known=known)
 
 
 def free_drafters() -> tuple[Drafter, ...]:

@@ -259,7 +259,9 @@ class Speculation:
 
 
 def _segment(draft: Draft) -> Segment:
-    return Segment(draft.source, draft.tokens, (draft.evidence,) * len(draft.tokens))
+    # If its first tokens are right, those that follow had a longer match.
+    evidence = tuple(draft.evidence + right for right in range(len(draft.tokens)))
+    return Segment(draft.source, draft.tokens, evidence)
 
 
 def _rate_from_here(prospect: Prospect, width: int, curve: VerifyCurve) -> float:

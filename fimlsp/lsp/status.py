@@ -68,6 +68,7 @@ def to_payload(status: Status) -> dict[str, Any]:
         "message": status.message,
         "model": status.model,
         "backend": status.backend,
+        "draft": status.draft,
         "progress": round(status.progress, 3),
         "reason": status.reason,
         "requests": status.requests,

@@ -244,7 +244,7 @@ def test_a_trusted_source_can_name_a_model_file() -> None:
         ("completion.max_token", "completion.max_tokens"),
         ("completion.confidence", "completion.cold_confidence"),
         ("engine.top_k", "sampling.top_k"),
-        ("engine.kv_type", "engine.kv_type_k"),
+        ("engine.kv_type_q", "engine.kv_type_v"),
     ],
 )
 def test_a_misspelt_name_is_looked_for_in_its_own_section_first(path: str, meant: str) -> None:

@@ -174,7 +174,7 @@ def test_before_anything_is_learnt_more_evidence_promises_more(source: str) -> N
     acceptance = Acceptance()
     rates = [acceptance.rate(source, evidence, 1) for evidence in range(1, 17)]
     assert rates == sorted(rates)
-    assert 0.3 < rates[0] < rates[-1] <= 0.95
+    assert 0.25 < rates[0] < rates[-1] <= 0.95
 
 
 @st.composite
@@ -217,6 +217,8 @@ def test_the_length_that_is_taken_is_the_best_of_all(
         found = [
             worth(before + n, rates, curve(width + before + n)) for n in range(len(evidence) + 1)
         ]
+        if not before:
+            found[0] *= 1 + cost.MARGIN
         assert base.per_ms == pytest.approx(max(found))
         taken = len(base.tokens) - before
         assert found[taken] == pytest.approx(max(found))
@@ -238,7 +240,9 @@ def simulate(rate: float, evidence: int, seed: int, steps: int = 1000) -> float:
     curve, acceptance, chance = VerifyCurve.typical(60.0), Acceptance(), random.Random(seed)
     ms, tokens = 0.0, 0
     draft = segment(24, evidence=evidence)
-    for _ in range(steps):
+    for step in range(steps):
+        if step % 10 == 0:
+            acceptance.fade()  # a request begins
         prospect = lengthened(cost.nothing(1, curve), draft, 1, curve, acceptance)
         drafted = len(prospect.tokens)
         right = next((at for at in range(drafted) if chance.random() >= rate), drafted)

@@ -42,6 +42,7 @@ async def test_the_status_has_the_shape_that_status_bars_know(ready) -> None:
         "message": "all is well",
         "model": "m.gguf",
         "backend": "ik_llama",
+        "draft": "",
         "progress": 1.0,
         "reason": "empty",
         "requests": 0,

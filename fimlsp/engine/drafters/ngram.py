@@ -19,9 +19,11 @@ MAX_MATCH = 16
 """Tokens of context compared."""
 TOKENS_PER_MATCH = 4
 """Draft tokens allowed per matched token; the cost formula usually takes fewer."""
+UNWRITTEN = 2
+"""Matched tokens that say nothing before the first token of the answer is written."""
 RECENT = 32
 """Completions remembered."""
-_GAP = -1
+GAP = -1
 """Stands between two texts; no token has this id."""
 
 Ids = npt.NDArray[np.int32]
@@ -51,6 +53,39 @@ def longest_match(history: Ids, context: Ids) -> tuple[int, int]:
     return (int(found[-1]) + 1, length) if length else (0, 0)
 
 
+class History:
+    """Texts laid end to end, the last of which grows by what is being written."""
+
+    def __init__(self) -> None:
+        self._all = np.empty(0, dtype=np.int32)
+        self._known = 0
+        self._length = 0
+
+    def begin(self, texts: Sequence[Sequence[int] | Ids]) -> None:
+        """Start over with ``texts``, with room for an answer behind the last."""
+        gap = np.array([GAP], dtype=np.int32)
+        parts = [part for text in texts for part in (np.asarray(text, dtype=np.int32), gap)]
+        self._known = self._length = sum(map(len, parts)) - 1
+        self._all = np.concatenate([*parts, np.empty(256, dtype=np.int32)])
+
+    def write(self, emitted: Sequence[int]) -> None:
+        """Put ``emitted`` behind the last text, whole: it may have had a rejected draft there."""
+        self._length = self._known + len(emitted)
+        if self._length > len(self._all):
+            self._all = np.concatenate([self._all, np.empty(self._length, dtype=np.int32)])
+        self._all[self._known : self._length] = emitted
+
+    @property
+    def ids(self) -> Ids:
+        """All tokens, ``GAP`` between texts."""
+        return self._all[: self._length]
+
+    def after(self, start: int, n_max: int) -> tuple[int, ...]:
+        """Return at most ``n_max`` tokens from index ``start`` on, up to the end of their text."""
+        tokens = self.ids[start : start + n_max].tolist()
+        return tuple(tokens[: tokens.index(GAP)] if GAP in tokens else tokens)
+
+
 class NgramDrafter:
     """Looks in the prompt, in what this request has emitted, and in recent completions."""
 
@@ -58,9 +93,7 @@ class NgramDrafter:
 
     def __init__(self) -> None:
         self._recent: deque[Ids] = deque(maxlen=RECENT)
-        self._history = np.empty(0, dtype=np.int32)
-        self._known = 0
-        self._emitted = 0
+        self._history = History()
 
     def begin(
         self,
@@ -68,35 +101,22 @@ class NgramDrafter:
         expected: Sequence[Sequence[int]],
         related: Sequence[Sequence[int]],
     ) -> None:
-        """Lay recent completions and the prompt end to end, with room for the answer."""
-        gap = np.array([_GAP], dtype=np.int32)
-        texts = [part for text in self._recent for part in (text, gap)]
-        texts.append(np.array(prompt, dtype=np.int32))
-        self._known = sum(map(len, texts))
-        self._history = np.concatenate([*texts, np.empty(256, dtype=np.int32)])
-        self._emitted = 0
+        """Lay recent completions and the prompt end to end."""
+        self._history.begin([*self._recent, prompt])
 
     def draft(self, emitted: Sequence[int], n_max: int) -> Draft | None:
         """Guess from the longest match of the tokens before."""
-        self._take(emitted)
-        history = self._history[: self._known + self._emitted]
-        end, match = longest_match(history, history[-MAX_MATCH:])
+        self._history.write(emitted)
+        ids = self._history.ids
+        end, match = longest_match(ids, ids[-MAX_MATCH:])
         if not match:
             return None
-        tokens = history[end : end + min(n_max, match * TOKENS_PER_MATCH)].tolist()
-        if _GAP in tokens:
-            tokens = tokens[: tokens.index(_GAP)]
-        return Draft(self.name, tuple(tokens), match) if tokens else None
+        tokens = self._history.after(end, min(n_max, match * TOKENS_PER_MATCH))
+        # What stands before the answer matches everywhere: indentation, a bracket.
+        evidence = match if emitted else max(0, match - UNWRITTEN)
+        return Draft(self.name, tokens, evidence) if tokens else None
 
     def end(self, emitted: Sequence[int]) -> None:
         """Remember the completion."""
         if len(emitted) > 1:
             self._recent.append(np.array(emitted, dtype=np.int32))
-
-    def _take(self, emitted: Sequence[int]) -> None:
-        """Write ``emitted`` behind the prompt, whole: what was last there may have been a draft."""
-        needed = self._known + len(emitted)
-        if needed > len(self._history):
-            self._history = np.concatenate([self._history, np.empty(needed, dtype=np.int32)])
-        self._history[self._known : needed] = emitted
-        self._emitted = len(emitted)
