@@ -16,6 +16,6 @@ class WindowParams:
     """Tokens left of the cursor at most."""
     suffix_tokens: Annotated[int, Between(0, 131072)] = 192
     """Tokens right of the cursor at most."""
-    cold_ms: Annotated[int, Between(0, 60_000)] = 1250
+    cold_ms: Annotated[int, Between(0, 60_000)] = 1300
     """Milliseconds that the first suggestion in a cold file may spend on reading its prompt. The
     window is cut to fit, and the full one is read behind it; 0 takes the smallest window."""

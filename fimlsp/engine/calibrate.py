@@ -26,8 +26,13 @@ from fimlsp.engine.native.seam import NativeSlots, Tokens
 
 log = logging.getLogger(__name__)
 
-_SAMPLE = 32
-"""Tokens of the timed prefill step; fewer where a native step takes fewer."""
+_SAMPLE = 64
+"""Tokens of the timed prefill step; fewer where a native step takes fewer. Half as many are read
+at 0.8 of the speed."""
+_SHORT = 256
+"""Tokens of a prompt that is read as quickly as a cold window."""
+_BUSY = 0.75
+"""Share of the known speed below which the machine must be busy."""
 _WARM = 8
 """Cells before the timed decodes; what more of them cost shows in live work."""
 _WEIGHT = 0.2
@@ -49,7 +54,7 @@ def measure(native: NativeSlots, n_ubatch: int) -> Speed:
     tokens = _some(min(_SAMPLE, n_ubatch))
     n = len(tokens)
     try:
-        native.decode(0, tokens, 0, 1)
+        native.decode(0, tokens, 0, 0)
         prefill_ms = _timed(native, 0, tokens, n)
         # One behind the other: not every model can take a token back.
         decode_ms = min(_timed(native, 0, tokens[:1], 2 * n + more) for more in range(2))
@@ -150,12 +155,29 @@ class CurveFile:
 
 
 def updated(
-    speed: Speed, *, curve: VerifyCurve, evaluated: int = 0, prefill_ms: float = 0.0
+    speed: Speed,
+    *,
+    curve: VerifyCurve,
+    warm: int = 0,
+    evaluated: int = 0,
+    prefill_ms: float = 0.0,
 ) -> Speed:
-    """Return ``speed`` with the current curve, and moved towards one request's prefill."""
+    """Return ``speed`` with the current curve, and moved towards one request's prefill.
+
+    Args:
+        speed: As it was known before.
+        curve: The verify curve.
+        warm: Prompt tokens that were reused.
+        evaluated: Prompt tokens that were read, in ``prefill_ms`` milliseconds.
+        prefill_ms: See ``evaluated``.
+    """
     prefill = speed.prefill_tok_s
     if evaluated >= _MIN_PREFILL and prefill_ms > 0:
-        prefill += _WEIGHT * (evaluated / prefill_ms * 1e3 - prefill)
+        found = evaluated / prefill_ms * 1e3
+        # The speed is used to cut cold windows, which are short; far behind a prompt's start each
+        # token takes a little longer. A busy machine shows all the same.
+        if warm + evaluated <= _SHORT or found < _BUSY * prefill:
+            prefill += _WEIGHT * (found - prefill)
     known = curve.known
     return Speed(prefill_tok_s=prefill, decode_ms=known[1], verify_ms=tuple(known.items()))
 

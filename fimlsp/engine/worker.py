@@ -356,6 +356,7 @@ class InProcessEngine:
             return
         self._speed = calibrate.updated(
             self._speed,
+            warm=progress.warm,
             evaluated=progress.evaluated,
             prefill_ms=progress.prefill_ms,
             curve=generator.speculation.curve,

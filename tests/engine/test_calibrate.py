@@ -92,6 +92,17 @@ def test_running_figures_follow_long_prompts_and_the_curve() -> None:
     assert 100.0 < long.prefill_tok_s < 200.0
 
 
+def test_a_full_window_does_not_make_cold_windows_smaller() -> None:
+    """After a few of them the next cold file got a window too small to be of use."""
+    speed, curve = Speed(prefill_tok_s=70.0, decode_ms=60.0), VerifyCurve({1: 60.0})
+    deep = updated(speed, curve=curve, evaluated=900, prefill_ms=900 / 60 * 1e3)
+    assert deep.prefill_tok_s == 70.0
+    behind = updated(speed, curve=curve, warm=700, evaluated=100, prefill_ms=100 / 60 * 1e3)
+    assert behind.prefill_tok_s == 70.0
+    busy = updated(speed, curve=curve, evaluated=900, prefill_ms=900 / 20 * 1e3)
+    assert busy.prefill_tok_s < 65.0
+
+
 # The file.
 
 KNOWN = {1: 61.25, 2: 75.0, 32: 400.5}
