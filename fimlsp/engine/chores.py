@@ -84,6 +84,6 @@ class Chores:
         self._measured[n] = calibrate.verify_ms(generator.native, slot, n)
         self._widths.popleft()
         if not self._widths:
-            generator.speculation.curve = VerifyCurve(self._measured)
+            curve = generator.speculation.curve = VerifyCurve(self._measured)
             if self._curves and not calibrate.is_disturbed(self._measured):
-                self._curves.save(self._plant.curve_key, self._measured)
+                self._curves.save(self._plant.curve_key, curve.known)
