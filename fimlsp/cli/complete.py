@@ -14,13 +14,25 @@ from fimlsp.cli.models import pull_with_progress
 from fimlsp.cli.options import say_problems, with_settings
 from fimlsp.cli.session import complete_once
 from fimlsp.config import Config, Settings
-from fimlsp.document import LINE_END, Completion, NoCompletion, Snapshot, dominant_eol
+from fimlsp.document import (
+    LINE_END,
+    Completion,
+    NoCompletion,
+    Reason,
+    Snapshot,
+    Timings,
+    dominant_eol,
+)
 from fimlsp.errors import FimlspError
 from fimlsp.models import catalog
 from fimlsp.sample import sample
 
 _SHOWN_LINES = 12
 """Lines of the file shown above the cursor."""
+_WHY = {
+    Reason.EMPTY: "(the model wrote nothing here)",
+    Reason.REPEATS_SUFFIX: "(the model wrote what follows the cursor already)",
+}
 
 
 @click.command()
@@ -63,19 +75,25 @@ def _run(config: Config, snapshot: Snapshot, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(_as_json(answer), ensure_ascii=False))
     elif isinstance(answer, NoCompletion):
-        click.echo(f"no suggestion: {answer.reason.value} {answer.detail}".rstrip(), err=True)
+        why = answer.detail or _WHY.get(answer.reason, "")
+        click.echo(f"no suggestion: {answer.reason.value} {why}".rstrip(), err=True)
+        _say_times(answer.timings)
     else:
         console = Console(highlight=False)
         if console.is_terminal:
             _show(console, answer[0], snapshot)
         else:
             click.echo(answer[0].text)
-        t = answer[0].timings
-        click.echo(
-            f"{t.prompt_tokens} prompt tokens read in {t.prefill_ms:.0f} ms, "
-            f"{t.tokens} tokens written in {t.decode_ms:.0f} ms",
-            err=True,
-        )
+        _say_times(answer[0].timings)
+
+
+def _say_times(t: Timings) -> None:
+    drafts = f", {t.accepted} of {t.drafted} drafted tokens were right" if t.drafted else ""
+    click.echo(
+        f"{t.prompt_tokens} prompt tokens read in {t.prefill_ms:.0f} ms, "
+        f"{t.tokens} tokens written in {t.decode_ms:.0f} ms{drafts}",
+        err=True,
+    )
 
 
 def _as_json(answer: tuple[Completion, ...] | NoCompletion) -> dict[str, object]:
