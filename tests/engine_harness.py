@@ -51,6 +51,7 @@ def open_engine(
     *,
     sources: tuple[str, ...] = (),
     draft: Path | None = None,
+    curves: Path | None = None,
     **params: Any,
 ) -> InProcessEngine:
     """Return an engine that is READY or FAILED: plain, one thread and small sizes unless told."""
@@ -60,6 +61,7 @@ def open_engine(
         EngineParams(backend=backend, **sizes),
         SpeculationParams(sources=sources),
         draft=draft,
+        curves=curves,
     )
     loaded = threading.Event()
 

@@ -22,7 +22,7 @@ from fimlsp.bench.cancel import run_cancel
 from fimlsp.bench.decode import DecodeOptions, run_decode
 from fimlsp.bench.decode import render as render_decode
 from fimlsp.bench.typing import TypingOptions, run_typing, serve_command
-from fimlsp.cli.options import with_settings
+from fimlsp.cli.options import as_sets, with_settings
 from fimlsp.cli.session import open_engine
 from fimlsp.config import Config, Settings
 from fimlsp.engine.api import Engine, EngineState, Phase
@@ -190,13 +190,12 @@ def _as_sets(config: Config, model: Path, threads: int) -> list[str]:
     """Return the server's arguments: every setting of this run, so that both sides agree."""
     pairs: dict[str, object] = {
         f"{section}.{key}": value
-        for section in ("completion", "window", "engine", "speculation", "sampling")
+        for section in asdict(config)
+        if section != "log"
         for key, value in asdict(getattr(config, section)).items()
     }
     pairs |= {"models.target": str(model), "engine.threads": threads}
-    return [
-        part for key, value in pairs.items() for part in ("--set", f"{key}={json.dumps(value)}")
-    ]
+    return as_sets(pairs)
 
 
 def _backends_table(result: dict[str, Any]) -> Table:

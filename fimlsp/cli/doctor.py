@@ -9,7 +9,7 @@ from dataclasses import asdict
 import click
 from rich.console import Console
 
-from fimlsp.cli.options import with_settings
+from fimlsp.cli.options import as_sets, with_settings
 from fimlsp.config import Settings
 from fimlsp.config.footprint import gpu_presets
 from fimlsp.doctor import complete_in_child, render, run_doctor, usable
@@ -27,9 +27,7 @@ def doctor(as_json: bool, settings: Settings) -> None:
         "models.dir": config.models.dir,
         **{f"engine.{name}": value for name, value in asdict(config.engine).items()},
     }
-    child = ["demo", "--json"]
-    for path, value in wanted.items():
-        child += ["--set", f"{path}={json.dumps(value, ensure_ascii=False)}"]
+    child = ["demo", "--json", *as_sets(wanted)]
     checks = run_doctor(
         probe=probe,
         models=config.models,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,15 @@ def with_settings(command: Command) -> Command:
         return command(*args, settings=settings, **kwargs)
 
     return wrapped
+
+
+def as_sets(values: Mapping[str, object]) -> list[str]:
+    """Return the arguments that give settings, by full path, to another fimlsp."""
+    return [
+        part
+        for path, value in values.items()
+        for part in ("--set", f"{path}={json.dumps(value, ensure_ascii=False)}")
+    ]
 
 
 def start_logging(params: LogParams) -> None:

@@ -9,15 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_harness import PATIENCE_S, Oracle, Step, Steps, result, wait
+from engine_harness import PATIENCE_S, Oracle, Step, Steps, open_engine, result, wait
 
 from fimlsp.engine.api import (
-    EngineParams,
-    EngineState,
     Phase,
     Priority,
     Request,
-    SpeculationParams,
 )
 from fimlsp.engine.cost import WIDTHS
 from fimlsp.engine.native.parts import AbortFlag
@@ -68,23 +65,8 @@ def open_idle(
 
     def open_one(*, sources: tuple[str, ...] = ("ngram",), **params: Any) -> InProcessEngine:
         waits.forever.clear()
-        sizes = {"threads": 1, "n_ctx": 512, "slots": 2, "n_ubatch": 32} | params
-        engine = InProcessEngine(
-            tiny_model,
-            EngineParams(backend=backend, **sizes),
-            SpeculationParams(sources=sources),
-            curves=curves,
-        )
-        opened.append(engine)
-        ready = threading.Event()
-
-        def listen(state: EngineState) -> None:
-            if state.phase is not Phase.LOADING:
-                ready.set()
-
-        engine.on_state(listen)
-        wait(ready)
-        return engine
+        opened.append(open_engine(tiny_model, backend, sources=sources, curves=curves, **params))
+        return opened[-1]
 
     yield open_one
     steps.open_all()
